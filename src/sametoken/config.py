@@ -185,7 +185,9 @@ class _Reader:
     def _refuse_unsupported(self) -> None:
         for key in ("attention_bias", "use_sliding_window", "mtp_use_dedicated_embeddings"):
             if self.text.get(key):
-                raise CheckpointError(f"{self.source} sets {key}, which sametoken does not support.")
+                raise CheckpointError(
+                    f"{self.source} sets {key}, which sametoken does not support."
+                )
         if self.text.get("hidden_act", "silu") != "silu":
             raise self._bad("hidden_act", self.text["hidden_act"], "'silu'")
         quantised = self.text.get("quantization_config") or self.outer.get("quantization_config")
@@ -256,9 +258,7 @@ class _Reader:
         named = self.text.get("layer_types")
         if named is None:
             interval = self.integer("full_attention_interval", 4)
-            named = [
-                Mixer.DELTA if (i + 1) % interval else Mixer.ATTENTION for i in range(layers)
-            ]
+            named = [Mixer.DELTA if (i + 1) % interval else Mixer.ATTENTION for i in range(layers)]
         known = {mixer.value for mixer in Mixer}
         if not isinstance(named, list) or len(named) != layers or not set(named) <= known:
             raise self._bad("layer_types", named, f"a list of {layers} of {sorted(known)}")

@@ -1,0 +1,5 @@
+"""`python -m sametoken`."""
+
+from sametoken.cli import main
+
+main()

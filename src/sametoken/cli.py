@@ -1,0 +1,295 @@
+"""The command line: parse, call, print. Answers on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sametoken.checkpoint import open_checkpoint
+from sametoken.conversation import Conversation
+from sametoken.engine import Engine
+from sametoken.errors import SametokenError
+from sametoken.lab.check import Verdict, check
+from sametoken.lab.inspection import Inspection, inspect_checkpoint
+from sametoken.loading import DRAFTERS, load
+from sametoken.request import Chunk, Generation, Options, Stats
+from sametoken.sampling import Sampling
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Run a mixture-of-experts model with speculation that changes no bit of the output.",
+)
+# One width for tables in a pipe; a terminal uses its own.
+_err = Console(stderr=True, highlight=False)
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("-m", "--model", help="Folder or hub name; default: the built-in demo model."),
+]
+TokensOption = Annotated[int, typer.Option("-n", "--max-tokens", help="Longest answer.")]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(help=f"{', '.join(DRAFTERS)}; default: mtp if the model has a head."),
+]
+DraftMaxOption = Annotated[int, typer.Option(help="Longest draft; 0 is plain decoding.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.")]
+TopKOption = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+TopPOption = Annotated[float, typer.Option(help="Keep the likeliest tokens of this total.")]
+MinPOption = Annotated[float, typer.Option(help="Keep tokens this likely against the likeliest.")]
+RepetitionOption = Annotated[float, typer.Option("--repetition-penalty", help="1 is off.")]
+PresenceOption = Annotated[float, typer.Option("--presence-penalty", help="0 is off.")]
+FrequencyOption = Annotated[float, typer.Option("--frequency-penalty", help="0 is off.")]
+SeedOption = Annotated[int, typer.Option(help="Keys the noise of sampling.")]
+StopOption = Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
+ContextOption = Annotated[int | None, typer.Option(help="Positions a sequence may have.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+def main() -> None:
+    """Entry point: an error a user can act on is one line on stderr and exit code 2."""
+    try:
+        app()
+    except SametokenError as error:
+        _err.print(f"sametoken: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads stdin.")],
+    model: ModelOption = None,
+    max_tokens: TokensOption = 256,
+    draft: DraftOption = None,
+    draft_max: DraftMaxOption = 3,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition: RepetitionOption = 1.0,
+    presence: PresenceOption = 0.0,
+    frequency: FrequencyOption = 0.0,
+    seed: SeedOption = 0,
+    stop: StopOption = None,
+    logprobs: Annotated[int | None, typer.Option(help="Alternatives to report, 0 to 20.")] = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    context: ContextOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text, as it is; the text streams to stdout, statistics go to stderr."""
+    sampling = Sampling(
+        temperature, top_k, top_p, min_p, repetition, presence, frequency, {}, seed, logprobs
+    )
+    options = Options(sampling, max_tokens, tuple(stop or ()))
+    engine = _load(model, draft, draft_max, device, dtype, context)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if as_json:
+        _print_json(_generation_json(engine.generate(text, options)[0]))
+    else:
+        _report(_show(engine.stream(text, options)))
+
+
+@app.command()
+def chat(
+    model: ModelOption = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: TokensOption = 512,
+    draft: DraftOption = None,
+    draft_max: DraftMaxOption = 3,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition: RepetitionOption = 1.0,
+    presence: PresenceOption = 0.0,
+    frequency: FrequencyOption = 0.0,
+    seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Talk with the model; one line is one turn, an empty line or end of file leaves."""
+    sampling = Sampling(
+        temperature, top_k, top_p, min_p, repetition, presence, frequency, seed=seed
+    )
+    engine = _load(model, draft, draft_max, device, dtype, context)
+    conversation = Conversation(engine, Options(sampling, max_tokens), system)
+    while line := _next_turn():
+        _report(_show(conversation.ask(line)))
+
+
+@app.command(name="check")
+def check_command(
+    model: ModelOption = None,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Length of every text.")] = 48,
+    draft: DraftOption = None,
+    draft_max: DraftMaxOption = 3,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare plain and speculative decoding bit by bit; exit code 1 if anything differs."""
+    engine = _load(model, draft, draft_max, device, dtype, None)
+    lengths = sorted({1, draft_max} - {0})
+    verdicts = []
+    for verdict in check(engine, lengths, tokens):
+        verdicts.append(verdict)
+        if not as_json:
+            _print_verdict(verdict)
+    exact = all(verdict.exact for verdict in verdicts)
+    if as_json:
+        _print_json({"exact": exact, "verdicts": [v.as_json() for v in verdicts]})
+    else:
+        _print_summary(verdicts)
+    raise typer.Exit(0 if exact else 1)
+
+
+@app.command(name="inspect")
+def inspect_command(
+    path: Annotated[str, typer.Argument(help="Folder or hub name of a model.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a checkpoint is: architecture, sizes, formats, MTP head, bytes a token reads."""
+    found = inspect_checkpoint(open_checkpoint(path))
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        _print_inspection(found)
+
+
+def _load(
+    model: str | None,
+    draft: str | None,
+    draft_max: int,
+    device: str,
+    dtype: str | None,
+    context: int | None,
+) -> Engine:
+    """`load`, its warnings shown as notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine = load(
+            model, draft=draft, draft_max=draft_max, device=device, dtype=dtype, context=context
+        )
+    for warning in caught:
+        _note(str(warning.message))
+    return engine
+
+
+def _note(text: str) -> None:
+    _err.print(f"note: {text}", markup=False, soft_wrap=True, style="yellow")
+
+
+def _next_turn() -> str:
+    """One line from stdin, with a prompt where a person types it."""
+    if sys.stdin.isatty():
+        _err.print("> ", end="")
+    return sys.stdin.readline().strip()
+
+
+def _show(chunks: Iterator[Chunk]) -> Generation:
+    """Stream text to stdout as it is made; returns the finished sequence."""
+    done = None
+    for chunk in chunks:
+        print(chunk.text, end="", flush=True)
+        done = chunk.generation
+    print(flush=True)
+    assert done is not None, "a stream ends with the whole"
+    return done
+
+
+def _report(done: Generation) -> None:
+    """Statistics of one sequence, one line on stderr."""
+    stats = done.stats
+    parts = [f"{len(done.tokens)} tokens in {stats.rounds} rounds"]
+    if stats.decode_seconds > 0:
+        parts.append(f"{(len(done.tokens) - 1) / stats.decode_seconds:.1f} tokens/s")
+    prompt = f"prompt {stats.prompt_tokens} tokens"
+    if stats.cached_tokens:
+        prompt += f" ({stats.cached_tokens} of them kept)"
+    parts.append(f"{prompt} in {stats.prompt_seconds:.2f} s")
+    if stats.drafted:
+        parts.append(f"accepted by position {_shares(stats)}")
+    _err.print("; ".join(parts), markup=False, soft_wrap=True, style="dim")
+
+
+def _shares(stats: Stats) -> str:
+    return " ".join(f"{share:.2f}" for share in stats.acceptance())
+
+
+def _generation_json(done: Generation) -> dict[str, Any]:
+    stats = done.stats
+    fields: dict[str, Any] = {
+        "text": done.text,
+        "tokens": list(done.tokens),
+        "finish_reason": done.finish_reason,
+        "usage": {"prompt_tokens": stats.prompt_tokens, "completion_tokens": len(done.tokens)},
+        "stats": asdict(stats) | {"acceptance": stats.acceptance()},
+    }
+    if done.picked and done.picked[0].logprob is not None:
+        fields["logprobs"] = [
+            {"token": p.token, "logprob": p.logprob, "top": [list(pair) for pair in p.top]}
+            for p in done.picked
+        ]
+    return fields
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def _print_verdict(v: Verdict) -> None:
+    same = "same" if v.exact else _difference(v)
+    shares = _shares(v.stats) if v.stats.drafted else "nothing drafted"
+    print(
+        f"prompt {v.prompt + 1}  {v.setting:<8} {v.drafter:<5} k={v.draft_max}  "
+        f"plain {v.plain_digest}  speculative {v.digest}  {same:<6} accepted {shares}"
+    )
+
+
+def _difference(v: Verdict) -> str:
+    if v.first_difference is not None:
+        return f"DIFFERS at token {v.first_difference}"
+    return "DIFFERS in the state left behind"
+
+
+def _print_summary(verdicts: list[Verdict]) -> None:
+    wrong = sum(not v.exact for v in verdicts)
+    tally = f"{len(verdicts)} comparisons"
+    print(f"{tally}, {wrong} differ" if wrong else f"{tally}, not one bit differs")
+
+
+def _print_inspection(found: Inspection) -> None:
+    table = Table(show_header=False, box=None)
+    for name, text in _inspection_rows(found):
+        table.add_row(name, text)
+    Console().print(table)
+
+
+def _inspection_rows(x: Inspection) -> Iterator[tuple[str, str]]:
+    yield "architecture", x.model_type
+    yield "layers", f"{x.layers} ({x.delta_layers} DeltaNet, {x.attention_layers} attention)"
+    yield "sizes", f"hidden {x.hidden_size}, vocabulary {x.vocab_size}, context {x.context}"
+    if x.experts:
+        yield "experts", f"{x.experts_per_token} of {x.experts} per token"
+    yield "parameters", f"{x.parameters:,}"
+    yield "weights", f"{_megabytes(x.file_bytes)} on disk"
+    yield "formats", ", ".join(f"{name} × {count}" for name, count in x.formats.items())
+    yield "active", f"{_megabytes(x.active_bytes)} read per token"
+    head = f"{x.mtp}, {_megabytes(x.mtp_bytes)}" if x.mtp == "present" else x.mtp
+    yield "MTP head", head
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,1 @@
+"""The lab: is speculation exact, and does it pay?"""

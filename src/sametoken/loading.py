@@ -1,0 +1,143 @@
+"""From a model's name to an engine that runs it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from sametoken.cache import Cache
+from sametoken.checkpoint import Checkpoint, demo_path, open_checkpoint
+from sametoken.config import ModelConfig
+from sametoken.drafters import Drafter
+from sametoken.drafters.mtp import MtpDrafter
+from sametoken.drafters.ngram import NgramDrafter
+from sametoken.engine import Engine
+from sametoken.errors import CheckpointError, RequestError
+from sametoken.model import Model
+from sametoken.ops import load_ops
+from sametoken.ops.qkv import rope_table
+from sametoken.text import Tokenizer
+from sametoken.weights import read_weights
+
+DRAFTERS = ("mtp", "ngram", "none")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# A draft longer than this has never paid on a published model; it bounds the rewind log.
+LONGEST_DRAFT = 16
+# Beyond this a context is asked for by name: state is reserved for every sequence up front.
+DEFAULT_CONTEXT = 8192
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    draft: str | None = None,
+    draft_max: int = 3,
+    device: str = "cpu",
+    dtype: str | None = None,
+    context: int | None = None,
+    slots: int = 8,
+) -> Engine:
+    """Load a Hugging Face folder or hub name; None is the demo model that ships with the package.
+
+    draft: "mtp", "ngram" or "none"; None takes mtp if the checkpoint has a usable head. dtype: of
+    matrices and activations; None keeps the checkpoint's on a GPU and takes float32 on a CPU.
+    slots: sequences that can run at once, each of up to `context` positions.
+    Raises `CheckpointError` or `RequestError`; warns when a declared MTP head cannot be used.
+    """
+    if draft is not None and draft not in DRAFTERS:
+        raise RequestError(f"--draft is {draft!r}; it must be one of {', '.join(DRAFTERS)}.")
+    if not 0 <= draft_max <= LONGEST_DRAFT:
+        raise RequestError(f"--draft-max is {draft_max}; it must be in [0, {LONGEST_DRAFT}].")
+    checkpoint = open_checkpoint(demo_path() if model is None else model)
+    folder = checkpoint.folder
+    # A checkpoint without a tokenizer still runs on token ids, as `check` does.
+    has_text = (folder / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_folder(folder, checkpoint.config) if has_text else None
+    return build(
+        checkpoint,
+        tokenizer,
+        draft=draft,
+        draft_max=draft_max,
+        device=_device(device),
+        dtype=_dtype(dtype, device, checkpoint),
+        context=context,
+        slots=slots,
+    )
+
+
+def build(
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None,
+    *,
+    draft: str | None,
+    draft_max: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    context: int | None = None,
+    slots: int = 8,
+) -> Engine:
+    """`load` for a checkpoint that is already open; without a tokenizer it speaks token ids."""
+    config = checkpoint.config
+    positions = _context(context, config)
+    weights = read_weights(checkpoint, dtype, device)
+    if weights.mtp_problem and draft == "mtp":
+        raise CheckpointError(f"--draft mtp cannot be had: {weights.mtp_problem}.")
+    if weights.mtp_problem and draft is None:
+        warnings.warn(f"drafting without MTP: {weights.mtp_problem}", stacklevel=2)
+    rope = rope_table(config.attention, positions, device)
+    model = Model(config, weights, load_ops("reference"), rope, dtype, device)
+    cache = Cache(
+        config,
+        slots=slots,
+        context=positions,
+        longest_draft=LONGEST_DRAFT,
+        with_mtp=weights.mtp is not None,
+        dtype=dtype,
+        device=device,
+    )
+    drafter = _drafter(draft, model, cache)
+    return Engine(model, cache, tokenizer=tokenizer, drafter=drafter, draft_max=draft_max)
+
+
+def _drafter(name: str | None, model: Model, cache: Cache) -> Drafter | None:
+    head = model.weights.mtp
+    if name == "ngram":
+        return NgramDrafter()
+    if name == "none" or (name is None and head is None):
+        return None
+    if head is None:
+        raise CheckpointError(
+            "--draft mtp needs a checkpoint with an MTP head, and this one has none; "
+            "use --draft ngram or --draft none."
+        )
+    return MtpDrafter(model, head, cache)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise RequestError(f"--device {name} cannot be used here; use --device cpu.") from error
+    return device
+
+
+def _dtype(name: str | None, device: str, checkpoint: Checkpoint) -> torch.dtype:
+    if name is None:
+        return torch.float32 if device == "cpu" else checkpoint.main_dtype
+    if name not in DTYPES:
+        raise RequestError(f"--dtype is {name!r}; it must be one of {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def _context(wanted: int | None, config: ModelConfig) -> int:
+    if wanted is None:
+        return min(config.max_positions, DEFAULT_CONTEXT)
+    if not 1 <= wanted <= config.max_positions:
+        raise RequestError(
+            f"--context is {wanted}; this model can hold 1 to {config.max_positions} positions."
+        )
+    return wanted

@@ -1,0 +1,43 @@
+"""norm: root-mean-square normalisation of one row.
+
+    y = x · rsqrt(mean(x²) + eps) · w
+
+Zero-centred families store w − 1; loading adds the 1.
+
+Shapes: x [H] or [heads, D], w [H] or [D]; the mean runs over the last axis.
+Arithmetic: fp32 throughout. `round_first` families (Qwen3) round x · rsqrt(…) to the row's dtype
+before the product with w, the others round once at the end.
+Promised: a row's bits depend on that row and w alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sametoken.rows import alone
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """weight [H] fp32, ready to multiply; eps; where the product rounds."""
+
+    weight: Tensor
+    eps: float
+    round_first: bool
+
+
+def norm_row(x: Tensor, norm: Norm) -> Tensor:
+    """One row, or one row's heads: [..., H] → [..., H], same dtype."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    if norm.round_first:
+        scaled = scaled.to(x.dtype).float()
+    return (scaled * norm.weight).to(x.dtype)
+
+
+def norm(x: Tensor, weight: Norm) -> Tensor:
+    """[n, H] → [n, H]."""
+    return torch.stack([norm_row(alone(row), weight) for row in x])

@@ -1,0 +1,102 @@
+"""pick: the head, then the token that plain decoding takes at this position.
+
+    logits = W · h
+    repetition, presence and frequency penalties, bias, temperature, top-k, top-p, min-p
+    token = argmax(logits + noise)       noise = Gumbel keyed by (seed, position, token id)
+
+The adjustments apply in this order. Temperature 0 takes the argmax after penalties and bias.
+Shapes: h [H], W [V, H]; one token out.
+Arithmetic: fp32 logits, never rounded; filters in float64. All ties go to the lower id: in top-k,
+in the order top-p sums in, and in the final argmax.
+Promised: the token depends on that row, its sequence's past tokens, its settings and W alone. A
+draft picked with the same settings meets the same noise, so sampling costs acceptance little.
+Log-probabilities are those of the model itself, before penalties, bias, temperature and filters;
+asking for them changes nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sametoken.ops.linear import dot
+from sametoken.ops.noise import gumbel
+from sametoken.rows import alone
+from sametoken.sampling import Ask, Picked, Sampling
+
+
+def pick_row(h: Tensor, head: Tensor, ask: Ask) -> Picked:
+    """One row [H] → the token at position len(ask.past)."""
+    logits = dot(head, h)
+    wanted = ask.sampling
+    token = _choose(_adjust(logits, ask), wanted, len(ask.past))
+    if wanted.logprobs is None:
+        return Picked(token)
+    logprobs = torch.log_softmax(logits, dim=-1)
+    values, ids = (t[: wanted.logprobs].tolist() for t in _ranked(logprobs))
+    return Picked(token, float(logprobs[token]), tuple(zip(ids, values, strict=True)))
+
+
+def _ranked(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values in descending order with their ids, ties to the lower id."""
+    return torch.sort(values, descending=True, stable=True)
+
+
+def _adjust(logits: Tensor, ask: Ask) -> Tensor:
+    """Penalties for the tokens before the position, then the bias."""
+    s = ask.sampling
+    if s.penalises:
+        logits = _penalise(logits, ask)
+    if s.logit_bias:
+        inside = {i: b for i, b in s.logit_bias.items() if i < logits.numel()}
+        index = torch.tensor(list(inside), dtype=torch.long, device=logits.device)
+        bias = torch.tensor(list(inside.values()), dtype=logits.dtype, device=logits.device)
+        logits = logits.index_add(0, index, bias)
+    return logits
+
+
+def _penalise(logits: Tensor, ask: Ask) -> Tensor:
+    s = ask.sampling
+    output = Counter(ask.past[ask.prompt :])
+    seen = sorted(set(ask.past))
+    index = torch.tensor(seen, dtype=torch.long, device=logits.device)
+    counts = torch.tensor([float(output[i]) for i in seen], device=logits.device)
+    old = logits[index]
+    repeated = torch.where(old > 0, old / s.repetition_penalty, old * s.repetition_penalty)
+    new = repeated - s.frequency_penalty * counts - s.presence_penalty * (counts > 0).float()
+    return logits.index_copy(0, index, new)
+
+
+def _choose(logits: Tensor, s: Sampling, position: int) -> int:
+    if s.temperature == 0:
+        return _first_argmax(logits)
+    scores, ids = _ranked(logits.double() / s.temperature)
+    keep = _kept(scores, s)
+    ids, order = torch.sort(ids[:keep])
+    return int(ids[_first_argmax(scores[:keep][order] + gumbel(ids, s.seed, position))])
+
+
+def _kept(scores: Tensor, s: Sampling) -> int:
+    """How many of the descending scores survive top-k, then top-p, then min-p; at least one."""
+    keep = min(s.top_k, scores.numel()) if s.top_k else scores.numel()
+    if s.top_p < 1:
+        probabilities = torch.softmax(scores[:keep], dim=-1)
+        before = probabilities.cumsum(-1) - probabilities
+        keep = max(1, int((before < s.top_p).sum()))
+    if s.min_p > 0:
+        keep = int((scores[:keep] >= scores[0] + math.log(s.min_p)).sum())
+    return keep
+
+
+def _first_argmax(values: Tensor) -> int:
+    """Index of the first of the largest values; argmax alone does not promise the first."""
+    return int((values == values.max()).nonzero()[0, 0])
+
+
+def pick(h: Tensor, head: Tensor, asks: Sequence[Ask]) -> list[Picked]:
+    """[n, H] and one ask per row → one token per row."""
+    return [pick_row(alone(row), head, ask) for row, ask in zip(h, asks, strict=True)]
