@@ -61,10 +61,10 @@ class Rows:
                 yield span, span.start + i
 
 
-def alone(row: Tensor) -> Tensor:
-    """A copy of one row in memory of its own.
+def alone(values: Tensor) -> list[Tensor]:
+    """The rows of [n, ...], each a copy in memory of its own.
 
     A view into a wider tensor starts wherever its index puts it, and a library may take another
     path for another alignment; a fresh allocation always starts the same way.
     """
-    return row.clone(memory_format=torch.contiguous_format)
+    return [row.clone(memory_format=torch.contiguous_format) for row in values.unbind()]

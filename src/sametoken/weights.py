@@ -257,14 +257,15 @@ def _moe(take: _Take, prefix: str, norm: Norm) -> MoeMlp:
     assert shape is not None, "a sparse layer without a mixture-of-experts shape"
     gate = take.matrix(f"{prefix}gate.weight", shape.experts, hidden)
     gate_up, down = _experts(take, f"{prefix}experts.", shape.experts, shape.intermediate)
-    shared_gate = shared_gate_up = shared_down = None
+    shared_gate_up = shared_down = None
     if shape.shared_intermediate:
         shared_gate = take.matrix(f"{prefix}shared_expert_gate.weight", 1, hidden)
+        gate = torch.cat((gate, shared_gate))
         shared_gate_up, shared_down = _gated_mlp(
             take, f"{prefix}shared_expert.", shape.shared_intermediate
         )
     return MoeMlp(
-        router=RouterWeights(norm, gate, shared_gate, shape.top_k, shape.renormalise),
+        router=RouterWeights(norm, gate, shape.experts, shape.top_k, shape.renormalise),
         experts=ExpertWeights(gate_up, down, shared_gate_up, shared_down),
     )
 

@@ -18,7 +18,7 @@ from sametoken.cache import Cache
 from sametoken.drafters import Seen, Wish
 from sametoken.model import Model
 from sametoken.mtp import mtp_hidden
-from sametoken.rows import Rows, Span, alone
+from sametoken.rows import Rows, Span
 from sametoken.sampling import Ask
 from sametoken.track import Track
 from sametoken.weights import MtpWeights
@@ -40,7 +40,7 @@ class MtpDrafter:
         hidden = self._run(ids, torch.cat([s.hidden for s in seen]), spans)
         blocks = torch.split(hidden, [span.width for span in spans])
         self._last.update(
-            {s.track: alone(block[-1]) for s, block in zip(seen, blocks, strict=True)}
+            {s.track: block[-1].clone() for s, block in zip(seen, blocks, strict=True)}
         )
 
     def propose(self, wishes: Sequence[Wish]) -> list[list[int]]:

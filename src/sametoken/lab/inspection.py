@@ -111,7 +111,7 @@ def _layer_bytes(layer: Layer, *, chosen_only: bool) -> int:
 def _moe_bytes(moe: MoeMlp, *, chosen_only: bool) -> int:
     experts = moe.experts
     chosen = moe.router.top_k if chosen_only else len(experts.gate_up)
-    shared = (moe.router.shared_gate, experts.shared_gate_up, experts.shared_down)
+    shared = (experts.shared_gate_up, experts.shared_down)
     always = (moe.router.norm.weight, moe.router.gate, *(t for t in shared if t is not None))
     return _bytes(experts.gate_up[:chosen], experts.down[:chosen], *always)
 

@@ -66,10 +66,9 @@ def _chunk(query: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def attention(q: Tensor, gate: Tensor | None, kv: KvLayer, rows: Rows) -> Tensor:
     """q and gate [n, Nq, D] → [n, Nq · D]."""
-    out = []
-    for i, (span, position) in enumerate(rows.each()):
-        y = attention_row(alone(q[i]), kv, span.pages, position + 1)
-        if gate is not None:
-            y = y * torch.sigmoid(gate[i].float())
-        out.append(y.to(q.dtype).flatten())
-    return torch.stack(out)
+    past = [(span.pages, position + 1) for span, position in rows.each()]
+    out = [attention_row(row, kv, *own) for row, own in zip(alone(q), past, strict=True)]
+    if gate is not None:
+        opened = [torch.sigmoid(row.float()) for row in alone(gate)]
+        out = [y * g for y, g in zip(out, opened, strict=True)]
+    return torch.stack(out).to(q.dtype).flatten(1)

@@ -21,19 +21,19 @@ from sametoken.rows import alone
 
 def routed_sum(inner: Tensor, chosen: Tensor, weights: Tensor, down: Tensor) -> Tensor:
     """One row's experts in slot order: [k, I] → [H] fp32."""
-    parts = [dot(down[e], alone(x)) for e, x in zip(chosen.tolist(), inner, strict=True)]
-    total = weights[0] * parts[0]
-    for weight, part in zip(weights[1:], parts[1:], strict=True):
-        total = total + weight * part
-    return total
+    parts = [dot(down[e], x) for e, x in zip(chosen.tolist(), alone(inner), strict=True)]
+    first, *others = (torch.stack(parts) * weights[:, None]).unbind()
+    return sum(others, start=first)
 
 
 def combine(inner: Inner, routing: Routing, w: ExpertWeights, residual: Tensor) -> Tensor:
     """[n, k, I], [n, Is] and residual [n, H] → [n, H]."""
-    rows = []
-    for i, skip in enumerate(residual):
-        total = routed_sum(inner.routed[i], routing.experts[i], routing.weights[i], w.down)
-        if inner.shared is not None and routing.shared is not None and w.shared_down is not None:
-            total = total + routing.shared[i] * dot(w.shared_down, alone(inner.shared[i]))
-        rows.append((skip.float() + total).to(residual.dtype))
-    return torch.stack(rows)
+    rows = zip(alone(inner.routed), routing.experts.unbind(), routing.weights.unbind(), strict=True)
+    totals = [routed_sum(x, chosen, weights, w.down) for x, chosen, weights in rows]
+    if inner.shared is not None and routing.shared is not None and w.shared_down is not None:
+        shared = [dot(w.shared_down, x) for x in alone(inner.shared)]
+        gates = routing.shared.unbind()
+        totals = [t + g * s for t, g, s in zip(totals, gates, shared, strict=True)]
+    skips = residual.unbind()
+    out = [skip.float() + total for skip, total in zip(skips, totals, strict=True)]
+    return torch.stack(out).to(residual.dtype)

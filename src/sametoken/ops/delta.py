@@ -20,7 +20,6 @@ form of the recurrence rounds differently and is never used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -61,23 +60,23 @@ def absorb(entry: Tensor, window: Tensor, state: Tensor, w: DeltaWeights) -> tup
     shape, channels = w.shape, w.shape.conv_channels
     taps = torch.cat((window[:, :channels], entry[None, :channels]))
     mixed = F.silu((taps.float() * w.conv).sum(0)).to(entry.dtype).float()
-    key_width = shape.key_heads * shape.key_dim
-    q, k, v = torch.split(mixed, [key_width, key_width, shape.value_heads * shape.value_dim])
-    q = _unit(q.view(-1, shape.key_dim)) * shape.key_dim**-0.5
-    k = _unit(k.view(-1, shape.key_dim))
+    key_width = 2 * shape.key_heads * shape.key_dim
+    q, k = _keys(mixed[:key_width], shape)
     b, a = entry[channels:].chunk(2)
-    beta = torch.sigmoid(b).float()
     keep = torch.exp(w.decay * F.softplus(a.float() + w.dt_bias))
-    group = shape.value_heads // shape.key_heads
-    q, k = q.repeat_interleave(group, 0), k.repeat_interleave(group, 0)
     state = state * keep[:, None, None]
-    seen = torch.bmm(k[:, None], state)[:, 0]
-    change = beta[:, None] * (v.view(-1, shape.value_dim) - seen)
-    return q, torch.baddbmm(state, k[:, :, None], change[:, None])
+    seen = torch.bmm(k[:, None], state)
+    change = (mixed[key_width:].view(seen.shape) - seen) * torch.sigmoid(b).float()[:, None, None]
+    return q, torch.baddbmm(state, k[:, :, None], change)
 
 
-def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _UNIT_EPS)
+def _keys(mixed: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor]:
+    """All queries, all keys [2·Hk·Dk] → q̂ and k̂ [Hv, Dk], repeated for their value heads."""
+    size, group = shape.key_dim, shape.value_heads // shape.key_heads
+    # x / √(Σx² + ε) is an RMS norm with ε / Dk, divided by √Dk.
+    normed = F.rms_norm(mixed.view(-1, size), (size,), eps=_UNIT_EPS / size) * size**-0.5
+    q, k = normed.repeat_interleave(group, 0).chunk(2)
+    return q * size**-0.5, k
 
 
 def emit(q: Tensor, z: Tensor, state: Tensor, w: DeltaWeights) -> Tensor:
@@ -99,14 +98,13 @@ class _Tape:
         self.window = torch.cat((self.window[1:], entry[None]))
         return q
 
-    def run(self, projections: Iterable[Tensor]) -> list[Tensor]:
-        """Absorb whole rows [u ; b ; a ; z]; returns their outputs."""
+    def run(self, projections: Tensor) -> list[Tensor]:
+        """Absorb whole rows [n, u ; b ; a ; z]; returns their outputs."""
         logged = self.window.shape[1]
-        out = []
-        for row in projections:
-            entry, z = alone(row[:logged]), alone(row[logged:])
-            out.append(emit(self.play(entry), z, self.state, self.w))
-        return out
+        return [
+            emit(self.play(row[:logged]), row[logged:], self.state, self.w)
+            for row in alone(projections)
+        ]
 
 
 def delta(projection: Tensor, w: DeltaWeights, layer: DeltaLayer, rows: Rows) -> Tensor:
@@ -115,9 +113,9 @@ def delta(projection: Tensor, w: DeltaWeights, layer: DeltaLayer, rows: Rows) ->
     out: list[Tensor] = []
     for span, block in rows.blocks(projection):
         recent = layer.recent[span.slot]
-        tape = _Tape(alone(recent[:kept]), alone(layer.state[span.slot]), w)
-        for entry in recent[kept : kept + span.replay]:
-            tape.play(alone(entry))
+        tape = _Tape(recent[:kept].clone(), layer.state[span.slot].clone(), w)
+        for entry in alone(recent[kept : kept + span.replay]):
+            tape.play(entry)
         out += tape.run(block[: span.certain])
         layer.state[span.slot] = tape.state
         recent[:kept] = tape.window

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.ops.glu import gated
+from sametoken.ops.linear import dot
 from sametoken.ops.router import Routing
 from sametoken.rows import alone
 
@@ -40,13 +42,14 @@ class Inner(NamedTuple):
 
 def experts_row(h: Tensor, chosen: Tensor, gate_up: Tensor) -> Tensor:
     """One row: [H] and experts [k] → [k, I]."""
-    return torch.stack([gated(h, gate_up[e]) for e in chosen.tolist()])
+    gate, up = torch.stack([dot(gate_up[e], h) for e in chosen.tolist()]).chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(h.dtype)
 
 
 def experts(h: Tensor, routing: Routing, w: ExpertWeights) -> Inner:
     """[n, H] → routed [n, k, I] and shared [n, Is]."""
-    rows = [alone(row) for row in h]
-    routed = [experts_row(row, e, w.gate_up) for row, e in zip(rows, routing.experts, strict=True)]
+    rows, chosen = alone(h), routing.experts.unbind()
+    routed = [experts_row(row, e, w.gate_up) for row, e in zip(rows, chosen, strict=True)]
     shared = None
     if w.shared_gate_up is not None:
         shared = torch.stack([gated(row, w.shared_gate_up) for row in rows])

@@ -27,4 +27,4 @@ def gated(x: Tensor, gate_up: Tensor) -> Tensor:
 
 def glu(x: Tensor, norm: Norm, gate_up: Tensor) -> Tensor:
     """[n, H] → [n, I]."""
-    return torch.stack([gated(norm_row(alone(row), norm), gate_up) for row in x])
+    return torch.stack([gated(norm_row(row, norm), gate_up) for row in alone(x)])

@@ -35,7 +35,7 @@ def linear(
     x: Tensor, weight: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
 ) -> Tensor:
     """[n, K] → [n, N]."""
-    residuals = [None] * len(x) if residual is None else residual
+    rows, skips = alone(x), [None] * len(x) if residual is None else residual.unbind()
     return torch.stack(
-        [linear_row(alone(row), weight, norm, r) for row, r in zip(x, residuals, strict=True)]
+        [linear_row(row, weight, norm, skip) for row, skip in zip(rows, skips, strict=True)]
     )

@@ -18,12 +18,9 @@ _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 
 
-def words(ids: Tensor, seed: int, position: int) -> Tensor:
-    """32 random bits for each token id: [n] int64 → [n] int64 in [0, 2^32)."""
-    c0 = ids.long()
-    c1 = torch.full_like(c0, position)
-    c2 = torch.zeros_like(c0)
-    c3 = torch.zeros_like(c0)
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int) -> Tensor:
+    """First of the four output words for each counter; words are int64 in [0, 2^32)."""
+    c0, c1, c2, c3 = counter
     k0, k1 = seed & _MASK, seed >> 32
     for _ in range(_ROUNDS):
         high0, low0 = _multiply(_M0, c0)
@@ -42,6 +39,8 @@ def _multiply(factor: int, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gumbel(ids: Tensor, seed: int, position: int) -> Tensor:
-    """−log(−log u) for each token id, float64; u = (word + ½) / 2^32."""
-    u = (words(ids, seed, position).double() + 0.5) * 2.0**-32
+    """−log(−log u) for each token id [n] int64, float64; u = (word + ½) / 2^32."""
+    zero = torch.zeros_like(ids)
+    word = philox((ids, torch.full_like(ids, position), zero, zero), seed)
+    u = (word.double() + 0.5) * 2.0**-32
     return -torch.log(-torch.log(u))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.rows import alone
@@ -31,13 +32,12 @@ class Norm:
 
 def norm_row(x: Tensor, norm: Norm) -> Tensor:
     """One row, or one row's heads: [..., H] → [..., H], same dtype."""
-    wide = x.float()
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    size = (x.shape[-1],)
     if norm.round_first:
-        scaled = scaled.to(x.dtype).float()
-    return (scaled * norm.weight).to(x.dtype)
+        return (F.rms_norm(x.float(), size, eps=norm.eps).to(x.dtype) * norm.weight).to(x.dtype)
+    return F.rms_norm(x.float(), size, norm.weight, norm.eps).to(x.dtype)
 
 
 def norm(x: Tensor, weight: Norm) -> Tensor:
     """[n, H] → [n, H]."""
-    return torch.stack([norm_row(alone(row), weight) for row in x])
+    return torch.stack([norm_row(row, weight) for row in alone(x)])

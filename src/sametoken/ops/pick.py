@@ -99,4 +99,4 @@ def _first_argmax(values: Tensor) -> int:
 
 def pick(h: Tensor, head: Tensor, asks: Sequence[Ask]) -> list[Picked]:
     """[n, H] and one ask per row → one token per row."""
-    return [pick_row(alone(row), head, ask) for row, ask in zip(h, asks, strict=True)]
+    return [pick_row(row, head, ask) for row, ask in zip(alone(h), asks, strict=True)]

@@ -79,9 +79,9 @@ def qkv(
 ) -> tuple[Tensor, Tensor | None]:
     """[n, …] → q and gate [n, Nq, D]; writes every row's k and v at its position."""
     queries, gates = [], []
-    for row, (span, position) in zip(projection, rows.each(), strict=True):
+    for row, (span, position) in zip(alone(projection), rows.each(), strict=True):
         cos, sin = rope.cos[position], rope.sin[position]
-        q, gate, k, v = qkv_row(alone(row), shape, norms, cos, sin)
+        q, gate, k, v = qkv_row(row, shape, norms, cos, sin)
         page, offset = span.pages[position // PAGE], position % PAGE
         kv.k[page, :, offset], kv.v[page, :, offset] = k, v
         queries.append(q)

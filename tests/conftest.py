@@ -1,0 +1,24 @@
+"""What every test shares: unwritten memory is poison, and one thread is enough."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-setting",
+        action="store_true",
+        help="streams of the law under all four sampling settings for each drafter and draft "
+        "length, instead of one of them in turn (about four times as long)",
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _poison_unwritten_memory() -> None:
+    # In this mode torch fills what `empty` returns with NaN, so an op that leaves a hole, or
+    # reads a position nobody wrote, cannot pass unnoticed.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(1)
