@@ -21,16 +21,17 @@ def demo() -> Engine:
     return sametoken.load(slots=48, context=1024)
 
 
-def engine_of(folder: Path, *, draft: str | None = None, slots: int = 8) -> Engine:
-    """A checkpoint of any kind in float32, speaking token ids."""
+def engine_of(
+    folder: Path, *, draft: str | None = None, dtype: torch.dtype = torch.float32
+) -> Engine:
+    """A checkpoint of any kind, speaking token ids."""
     return build(
         open_checkpoint(folder),
         None,
         draft=draft,
         draft_max=3,
         device=torch.device("cpu"),
-        dtype=torch.float32,
-        slots=slots,
+        dtype=dtype,
     )
 
 

@@ -242,7 +242,9 @@ class _Reader:
         )
 
     def _moe(self, hybrid: bool) -> MoeShape:
-        experts = self.integer("num_experts", 256 if hybrid else 128)
+        # transformers 5 saves Qwen3's count under the second name.
+        default = self.text.get("num_local_experts", 256 if hybrid else 128)
+        experts = self.integer("num_experts", default)
         top_k = self.integer("num_experts_per_tok", 8)
         if top_k > experts:
             raise self._bad("num_experts_per_tok", top_k, f"at most num_experts = {experts}")
