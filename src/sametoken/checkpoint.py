@@ -64,6 +64,12 @@ def read_json(path: Path) -> Json:
     return found
 
 
+def reason_of(error: Exception) -> str:
+    """The first sentence of another library's complaint, to be put inside one of ours."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].partition(". ")[0].rstrip(".")
+
+
 class Checkpoint:
     """The config and the named tensors of one folder. Tensors are views of the files."""
 
@@ -79,7 +85,7 @@ class Checkpoint:
             found: Tensor = self._shards[name].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(
-                f"{self.folder}: tensor {name} has a format that is not supported ({error}); "
+                f"{self.folder}: tensor {name} has a format that is not supported ({reason_of(error)}); "
                 "use the bf16 release of the model."
             ) from error
         return found
@@ -193,7 +199,7 @@ def _open_shard(path: Path) -> Any:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; re-download the model.") from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error}).") from error
+        raise CheckpointError(f"{path} cannot be read ({reason_of(error)}).") from error
     except SafetensorError as error:
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
@@ -201,7 +207,7 @@ def _open_shard(path: Path) -> Any:
                     f"{path} is a Git LFS pointer and not the weights; run git lfs pull."
                 ) from error
         raise CheckpointError(
-            f"{path} is truncated or damaged ({error}); re-download the model."
+            f"{path} is truncated or damaged ({reason_of(error)}); re-download the model."
         ) from error
 
 
@@ -239,5 +245,6 @@ def _download(name: str) -> Path:
         reason = "is no folder here, is not in the cache, and the hub cannot be reached"
         raise CheckpointError(f"{name} {reason}; go online or give a folder.") from error
     except Exception as error:  # whatever the transport or the disk may raise on the way
-        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-        raise CheckpointError(f"{name} could not be downloaded ({reason}); try again.") from error
+        raise CheckpointError(
+            f"{name} could not be downloaded ({reason_of(error)}); try again."
+        ) from error
