@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from sametoken.checkpoint import open_checkpoint
 from sametoken.conversation import Conversation
@@ -28,7 +27,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Run a mixture-of-experts model with speculation that changes no bit of the output.",
 )
-# One width for tables in a pipe; a terminal uses its own.
 _err = Console(stderr=True, highlight=False)
 
 ModelOption = Annotated[
@@ -89,7 +87,15 @@ def generate(
 ) -> None:
     """Continue a text, as it is; the text streams to stdout, statistics go to stderr."""
     sampling = Sampling(
-        temperature, top_k, top_p, min_p, repetition, presence, frequency, {}, seed, logprobs
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        seed=seed,
+        logprobs=logprobs,
     )
     options = Options(sampling, max_tokens, tuple(stop or ()))
     engine = _load(model, draft, draft_max, device, dtype, context)
@@ -121,7 +127,14 @@ def chat(
 ) -> None:
     """Talk with the model; one line is one turn, an empty line or end of file leaves."""
     sampling = Sampling(
-        temperature, top_k, top_p, min_p, repetition, presence, frequency, seed=seed
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        seed=seed,
     )
     engine = _load(model, draft, draft_max, device, dtype, context)
     conversation = Conversation(engine, Options(sampling, max_tokens), system)
@@ -271,10 +284,8 @@ def _print_summary(verdicts: list[Verdict]) -> None:
 
 
 def _print_inspection(found: Inspection) -> None:
-    table = Table(show_header=False, box=None)
     for name, text in _inspection_rows(found):
-        table.add_row(name, text)
-    Console().print(table)
+        print(f"{name:<13} {text}")
 
 
 def _inspection_rows(x: Inspection) -> Iterator[tuple[str, str]]:
