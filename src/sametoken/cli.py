@@ -154,9 +154,8 @@ def check_command(
 ) -> None:
     """Compare plain and speculative decoding bit by bit; exit code 1 if anything differs."""
     engine = _load(model, draft, draft_max, device, dtype, None)
-    lengths = sorted({1, draft_max} - {0})
     verdicts = []
-    for verdict in check(engine, lengths, tokens):
+    for verdict in check(engine, draft_max, tokens):
         verdicts.append(verdict)
         if not as_json:
             _print_verdict(verdict)

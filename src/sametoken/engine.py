@@ -136,7 +136,7 @@ class Engine:
     def _place(self, job: Job) -> Track | None:
         """A request's place: that of the sequence it goes on from, or a fresh one, or None yet."""
         positions = len(job.prompt) + job.options.max_tokens
-        drafter = job.options.drafter or self.drafter
+        drafter = (job.options.drafter or self.drafter) if self._longest(job) else None
         old = job.after
         if old is not None:
             if drafter is old.drafter and job.prompt[: len(old.ids)] == old.ids:
@@ -169,8 +169,11 @@ class Engine:
         """The longest draft that could be used: a round gives one token more than its draft."""
         if len(job.placed.ids) - job.placed.computed > PROMPT_CHUNK:
             return 0
-        wanted = self.draft_max if job.options.draft_max is None else job.options.draft_max
-        return min(wanted, job.options.max_tokens - len(job.picked) - 1)
+        return min(self._longest(job), job.options.max_tokens - len(job.picked) - 1)
+
+    def _longest(self, job: Job) -> int:
+        own = job.options.draft_max
+        return self.draft_max if own is None else own
 
     def _eos(self, job: Job) -> tuple[int, ...]:
         return () if job.options.ignore_eos else self.model.config.eos_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -87,6 +88,9 @@ def build(
         raise CheckpointError(f"--draft mtp cannot be had: {weights.mtp_problem}.")
     if weights.mtp_problem and draft is None:
         warnings.warn(f"drafting without MTP: {weights.mtp_problem}", stacklevel=2)
+    if tokenizer is not None:
+        # Rows above the tokenizer's ids are padding: they have logits, but stand for nothing.
+        weights = replace(weights, head=weights.head[: tokenizer.size])
     rope = rope_table(config.attention, positions, device)
     model = Model(config, weights, load_ops("reference"), rope, dtype, device)
     cache = Cache(

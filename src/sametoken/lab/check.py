@@ -65,8 +65,8 @@ class Verdict:
         return asdict(self) | {"exact": self.exact, "acceptance": self.stats.acceptance()}
 
 
-def check(engine: Engine, draft_lengths: Sequence[int], tokens: int) -> Iterator[Verdict]:
-    """Yield a verdict for every prompt, setting, drafter and draft length.
+def check(engine: Engine, draft_max: int, tokens: int) -> Iterator[Verdict]:
+    """Yield a verdict for every prompt, setting and drafter, with drafts of up to `draft_max`.
 
     `tokens` is how many each sequence continues for; end tokens are ignored.
     """
@@ -75,10 +75,10 @@ def check(engine: Engine, draft_lengths: Sequence[int], tokens: int) -> Iterator
         base = Options(sampling, max_tokens=tokens, ignore_eos=True, keep=True)
         plain = [_run(engine, [ids], replace(base, draft_max=0))[0] for ids in prompts]
         for name, drafter in _drafters(engine).items():
-            for length in draft_lengths:
-                drafted = _run(engine, prompts, replace(base, drafter=drafter, draft_max=length))
-                for i, (old, new) in enumerate(zip(plain, drafted, strict=True)):
-                    yield _compare(i, setting, name, length, old, new)
+            options = replace(base, drafter=drafter, draft_max=draft_max)
+            drafted = _run(engine, prompts, options)
+            for i, (old, new) in enumerate(zip(plain, drafted, strict=True)):
+                yield _compare(i, setting, name, draft_max, old, new)
 
 
 @dataclass(frozen=True, slots=True)
