@@ -56,7 +56,9 @@ def read_json(path: Path) -> Json:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; re-download the model.") from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}); check the file."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON; re-download the model.") from error
     if not isinstance(found, dict):
@@ -85,8 +87,8 @@ class Checkpoint:
             found: Tensor = self._shards[name].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(
-                f"{self.folder}: tensor {name} has a format that is not supported ({reason_of(error)}); "
-                "use the bf16 release of the model."
+                f"{self.folder}: tensor {name} is in a format that is not supported "
+                f"({reason_of(error)}); use the bf16 release of the model."
             ) from error
         return found
 
@@ -199,7 +201,9 @@ def _open_shard(path: Path) -> Any:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; re-download the model.") from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({reason_of(error)}).") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({reason_of(error)}); check the file."
+        ) from error
     except SafetensorError as error:
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
