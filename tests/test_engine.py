@@ -125,6 +125,20 @@ def test_kept_state_that_does_not_fit_the_prompt_is_not_used(
     state(engine, fresh.kept)
 
 
+def test_a_kept_sequence_is_handed_over_even_if_the_request_fails(
+    engine: Engine, ids: list[int]
+) -> None:
+    before = _free(engine)
+    options = Options(max_tokens=4, ignore_eos=True, keep=True)
+    (first,) = engine.generate(ids, options)
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        engine.generate("", replace(options, after=first.kept))
+    (second,) = engine.generate(ids, options)
+    job = engine.submit([*ids, 1], replace(options, after=second.kept))
+    engine.cancel(job)
+    assert _free(engine) == before
+
+
 def test_streamed_chunks_add_up(engine: Engine, ids: list[int]) -> None:
     options = Options(max_tokens=40, draft_max=4, ignore_eos=True)
     chunks = list(engine.stream([ids, ids[:3]], options))

@@ -72,9 +72,17 @@ class Engine:
         yield from self._drive(self._submit_all(prompts, options))
 
     def submit(self, prompt: Prompt, options: Options, index: int = 0) -> Job:
-        """Queue one request; `round` moves it on, `Job.chunks` receives what it makes."""
-        ids = self._ids(prompt)
-        self._check(ids, options)
+        """Queue one request; `round` moves it on, `Job.chunks` receives what it makes.
+
+        A kept sequence given as `after` is handed over, whatever becomes of the request.
+        """
+        try:
+            ids = self._ids(prompt)
+            self._check(ids, options)
+        except RequestError:
+            if options.after is not None:
+                self.release(options.after)
+            raise
         stream = TextStream(self.tokenizer, options.stop) if self.tokenizer else None
         job = Job(index, ids, options, stream)
         self._waiting.append(job)
@@ -84,6 +92,8 @@ class Engine:
         """Forget a request, wherever it is; its state is given back."""
         if job in self._waiting:
             self._waiting.remove(job)
+            if job.after is not None:
+                self.release(job.after)
         elif job in self._running:
             self._running.remove(job)
             self.release(job.placed)

@@ -17,5 +17,9 @@ class RequestError(SametokenError):
     """A prompt or a setting that cannot be served as asked."""
 
 
+class NumericError(SametokenError):
+    """The model's arithmetic left the numbers, as float16 may."""
+
+
 class TemplateError(SametokenError):
     """A chat template that cannot be read or rendered."""

@@ -20,7 +20,8 @@ class Options:
     stop: texts that end the sequence; the text ends just before the first of them.
     ignore_eos: go on past end tokens. draft_max: longest draft, 0 for plain decoding, None for
     the engine's. drafter: another drafter than the engine's. keep: leave the sequence's state in
-    the cache, so that a later request can go on from `Generation.kept` by passing it as `after`.
+    the cache, so that a later request can go on from `Generation.kept` by passing it, once, as
+    `after`; a prompt that does not begin with the kept tokens starts afresh.
     """
 
     sampling: Sampling = field(default_factory=Sampling)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sametoken.errors import NumericError
 from sametoken.ops.linear import dot
 from sametoken.ops.noise import gumbel
 from sametoken.rows import alone
@@ -74,7 +75,8 @@ def _penalise(logits: Tensor, ask: Ask) -> Tensor:
 def _choose(logits: Tensor, s: Sampling, position: int) -> int:
     if s.temperature == 0:
         return _first_argmax(logits)
-    scores, ids = _ranked(logits.double() / s.temperature)
+    # Relative to the largest, so that no temperature overflows where it matters.
+    scores, ids = _ranked((logits - logits.max()).double() / s.temperature)
     keep = _kept(scores, s)
     ids, order = torch.sort(ids[:keep])
     return int(ids[_first_argmax(scores[:keep][order] + gumbel(ids, s.seed, position))])
@@ -94,7 +96,10 @@ def _kept(scores: Tensor, s: Sampling) -> int:
 
 def _first_argmax(values: Tensor) -> int:
     """Index of the first of the largest values; argmax alone does not promise the first."""
-    return int((values == values.max()).nonzero()[0, 0])
+    largest = (values == values.max()).nonzero()
+    if not len(largest):
+        raise NumericError("the model's logits are not numbers; load it with --dtype float32.")
+    return int(largest[0, 0])
 
 
 def pick(h: Tensor, head: Tensor, asks: Sequence[Ask]) -> list[Picked]:
