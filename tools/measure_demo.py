@@ -24,6 +24,7 @@ COMMAND = "python tools/measure_demo.py --out benchmarks/demo-reference.json"
 
 
 def main() -> None:
+    """Parse, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=128)

@@ -74,12 +74,12 @@ def _penalise(logits: Tensor, ask: Ask) -> Tensor:
 
 def _choose(logits: Tensor, s: Sampling, position: int) -> int:
     if s.temperature == 0:
-        return _first_argmax(logits)
+        return _argmax(logits, torch.arange(logits.numel(), device=logits.device))
     # Relative to the largest, so that no temperature overflows where it matters.
     scores, ids = _ranked((logits - logits.max()).double() / s.temperature)
     keep = _kept(scores, s)
-    ids, order = torch.sort(ids[:keep])
-    return int(ids[_first_argmax(scores[:keep][order] + gumbel(ids, s.seed, position))])
+    ids = ids[:keep]
+    return _argmax(scores[:keep] + gumbel(ids, s.seed, position), ids)
 
 
 def _kept(scores: Tensor, s: Sampling) -> int:
@@ -94,12 +94,12 @@ def _kept(scores: Tensor, s: Sampling) -> int:
     return keep
 
 
-def _first_argmax(values: Tensor) -> int:
-    """Index of the first of the largest values; argmax alone does not promise the first."""
-    largest = (values == values.max()).nonzero()
+def _argmax(values: Tensor, ids: Tensor) -> int:
+    """The lowest id of the largest value; torch's argmax promises none of several."""
+    largest = ids[values == values.max()]
     if not len(largest):
         raise NumericError("the model's logits are not numbers; load it with --dtype float32.")
-    return int(largest[0, 0])
+    return int(largest.min())
 
 
 def pick(h: Tensor, head: Tensor, asks: Sequence[Ask]) -> list[Picked]:
