@@ -3,8 +3,8 @@
     y = Σ_j weight_j · (down_e inner_j) + σ_s · (down_s inner_s) + residual
 
 Shapes: routed [k, I], shared [Is], residual and y [H]; down [E, H, I], shared_down [H, Is].
-Arithmetic: fp32; slots in order of rank, then the shared expert, then the residual, then one
-rounding to the residual's dtype.
+Arithmetic: fp32; slots in order, which is ascending expert id, then the shared expert, then the
+residual, then one rounding to the residual's dtype.
 Promised: a row's bits depend on that row's inner values, its routing, its residual and the weights.
 """
 

@@ -32,7 +32,11 @@ from sametoken.sampling import Ask, Picked, Sampling
 
 def pick_row(h: Tensor, head: Tensor, ask: Ask) -> Picked:
     """One row [H] → the token at position len(ask.past)."""
-    logits = dot(head, h)
+    return pick_logits(dot(head, h), ask)
+
+
+def pick_logits(logits: Tensor, ask: Ask) -> Picked:
+    """One row's logits [V] fp32 → the token."""
     wanted = ask.sampling
     token = _choose(_adjust(logits, ask), wanted, len(ask.past))
     if wanted.logprobs is None:

@@ -1,12 +1,15 @@
 """router: norm, expert choice and expert weights of one row.
 
     h = norm(x)     p = softmax(W h)     chosen = the k largest p, ties to the lower expert
+                                         in ascending order of the experts' ids
     weight_j = p_j / Σ_chosen p          shared = σ(w_s · h)
 
-Shapes: x, h [H]; W [E, H] with w_s [1, H] stacked under it; chosen [k] int64 and weights [k] in
-order of rank; shared [1].
+Shapes: x, h [H]; W [E, H] with w_s [1, H] stacked under it; chosen [k] int64 and weights [k];
+shared [1].
 Arithmetic: fp32 logits (no reduced-precision product) and softmax over all experts; the sum over
-the chosen runs in order of rank. Weights stay fp32; h is rounded to the row's dtype.
+the chosen runs in ascending id. Weights stay fp32; h is rounded to the row's dtype.
+Why by id and not by rank: a kernel that owns a piece of the output and walks the distinct experts
+of a pass in ascending id meets every row's experts in that row's own order, whoever else is there.
 Promised: a row's bits depend on that row, the norm and the weights alone.
 """
 
@@ -35,7 +38,7 @@ class RouterWeights:
 
 
 class Routing(NamedTuple):
-    """experts [n, k] int64, weights [n, k] fp32, shared [n, 1] fp32 or None; slot = rank."""
+    """experts [n, k] int64 in ascending id, weights [n, k] fp32, shared [n, 1] fp32 or None."""
 
     experts: Tensor
     weights: Tensor
@@ -45,11 +48,12 @@ class Routing(NamedTuple):
 def router_row(logits: Tensor, w: RouterWeights) -> tuple[Tensor, Tensor]:
     """One row's logits [E] fp32 → experts [k], weights [k] fp32."""
     probabilities = torch.softmax(logits, dim=-1)
-    ranked, order = torch.sort(probabilities, descending=True, stable=True)
-    weights = ranked[: w.top_k]
+    ranked = torch.sort(probabilities, descending=True, stable=True).indices
+    chosen = ranked[: w.top_k].sort().values
+    weights = probabilities[chosen]
     if w.renormalise:
         weights = weights / weights.sum()
-    return order[: w.top_k], weights
+    return chosen, weights
 
 
 def router(x: Tensor, w: RouterWeights) -> tuple[Tensor, Routing]:
