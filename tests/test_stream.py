@@ -163,6 +163,13 @@ def test_a_stop_may_end_inside_a_token() -> None:
     assert (given, stream.stopped) == (["t", "", ""], "h")
 
 
+def test_the_stop_that_ends_first_wins_inside_a_token() -> None:
+    (token,) = byte_level().encode(" the")
+    assert byte_level().token_text(token) == " the"
+    given, stream = pieces(byte_level(), [token], [" the", "th"])
+    assert (given, stream.stopped) == ([" ", ""], "th")
+
+
 def test_nothing_comes_after_a_stop() -> None:
     stream = TextStream(byte_level(), ["a"])
     for letter in "xab":

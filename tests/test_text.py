@@ -60,6 +60,16 @@ def test_special_tokens_are_parsed_hidden_and_nameable(tmp_path: Path) -> None:
     assert [tokenizer.is_special(i) for i in ids] == [i == end for i in ids]
 
 
+def test_added_tokens_that_are_not_special_are_shown(tmp_path: Path) -> None:
+    backend = make_tokenizer(tmp_path)
+    backend.add_tokens(["<think>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = read(tmp_path)
+    (token,) = tokenizer.encode("<think>")
+    assert tokenizer.decode([token]) == "<think>"
+    assert not tokenizer.is_special(token)
+
+
 def test_no_token_is_added_to_a_text(tmp_path: Path) -> None:
     backend = make_tokenizer(tmp_path)
     plain = read(tmp_path).encode("cat")
@@ -146,18 +156,18 @@ def test_the_dialogue_is_rendered_and_encoded(tmp_path: Path) -> None:
     tokenizer = with_template(
         tmp_path,
         "{% for m in messages %}\n"
-        "    {%- if m.role == 'skip' %}{% continue %}{% endif %}\n"
-        "    {{ m.role }}:{{ m.content }}{{ eos_token }}\n"
+        "    {% if m.role == 'skip' %}{% continue %}{% endif %}\n"
+        "{{ m.role }}:{{ m.content }}{{ eos_token }}\n"
         "{% endfor %}\n"
         "{% if add_generation_prompt %}\n"
         "assistant:\n"
-        "{%- endif %}",
+        "    {% endif %}\n",
     )
     skipped = [*CHAT, {"role": "skip", "content": "x"}]
-    said = f"user:über <b>東京</b> & 🙂{TURN_END}\n"
     # Blocks leave neither their line nor their indentation behind.
-    assert tokenizer.render_chat(skipped).replace("    ", "") == said + "assistant:"
-    assert tokenizer.render_chat(CHAT, add_generation_prompt=False).strip(" ") == said
+    said = f"user:über <b>東京</b> & 🙂{TURN_END}\n"
+    assert tokenizer.render_chat(skipped) == said + "assistant:\n"
+    assert tokenizer.render_chat(CHAT, add_generation_prompt=False) == said
     assert tokenizer.chat(CHAT) == tokenizer.encode(tokenizer.render_chat(CHAT))
     assert tokenizer.encode(TURN_END)[0] in tokenizer.chat(CHAT)
 

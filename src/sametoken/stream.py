@@ -44,7 +44,6 @@ class TextStream:
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             _, end, self.stopped = min(found)
-            self._held = ""
             return text[:end]
         end = len(text) - (0 if last else self._possible_stop(text))
         self._held = text[end:]
@@ -73,6 +72,7 @@ class _Pieces:
         self._given = 0  # characters of the window's text that have been given
 
     def push(self, token: int) -> str:
+        # They have no text, and a long run of them must not lengthen the window.
         if self._tokenizer.is_special(token):
             return ""
         self._window.append(token)
