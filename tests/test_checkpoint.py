@@ -32,6 +32,7 @@ CONFIG = {
 TENSORS = {
     "model.embed_tokens.weight": torch.arange(31 * 8).reshape(31, 8).bfloat16(),
     "model.norm.weight": torch.linspace(0, 1, 8),
+    "scale": torch.tensor(0.5),
     "steps": torch.tensor(7),
 }
 
@@ -47,7 +48,7 @@ def sharded(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     where = {}
-    for i, (name, tensor) in enumerate(TENSORS.items()):
+    for i, (name, tensor) in enumerate(reversed(TENSORS.items())):
         where[name] = f"part-{i}.safetensors"
         save_file({name: tensor}, folder / where[name])
     write_index(folder, where)
@@ -79,13 +80,19 @@ def test_tensors_are_what_was_saved_and_are_not_copied(
         assert checkpoint.dtype(name) == tensor.dtype
         assert checkpoint.shape(name) == tuple(tensor.shape)
         assert checkpoint.tensor(name).data_ptr() == checkpoint.tensor(name).data_ptr()
-    assert checkpoint.nbytes == 31 * 8 * 2 + 8 * 4 + 8
+    assert checkpoint.nbytes == 31 * 8 * 2 + 8 * 4 + 4 + 8
     assert checkpoint.main_dtype == torch.bfloat16
 
 
 def test_tensors_outlive_the_checkpoint(tmp_path: Path) -> None:
     norm = open_checkpoint(one_file(tmp_path)).tensor("model.norm.weight")
     assert torch.equal(norm, TENSORS["model.norm.weight"])
+
+
+def test_a_whole_file_is_read_rather_than_an_index(tmp_path: Path) -> None:
+    one_file(sharded(tmp_path))
+    (tmp_path / INDEX).write_text("left behind")
+    assert open_checkpoint(tmp_path).names == TENSORS.keys()
 
 
 def test_a_name_may_be_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +208,7 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "index without map": (write(INDEX, "{}"), (INDEX, "weight_map")),
     "empty index": (write(INDEX, '{"weight_map": {}}'), (INDEX, "weight_map")),
     "map is a list": (write(INDEX, '{"weight_map": ["steps"]}'), (INDEX, "weight_map")),
-    "no index": (remove(INDEX), ("3 safetensors files", INDEX)),
+    "no index": (remove(INDEX), ("4 safetensors files", INDEX)),
     "no config": (remove("config.json"), ("config.json", "missing")),
     "config cut": (write("config.json", '{"model_type":'), ("config.json", "JSON")),
     "config is a list": (write("config.json", "[]"), ("config.json", "object")),
@@ -276,7 +283,7 @@ def test_a_file_is_not_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["/no/model", "./no/model", "../no", "~/no/model", Path("no/model")]
+    "name", ["/no/model", "./no/model", "../no", "~/no/model", "~no-one/model", Path("no/model")]
 )
 def test_what_looks_like_a_path_is_not_asked_of_the_hub(name: str | Path) -> None:
     with pytest.raises(CheckpointError) as caught:
@@ -360,7 +367,7 @@ def test_a_hub_name_is_downloaded_without_pickles_and_code(hub: HubServer) -> No
         (hub.folder / name).write_bytes(b"x")
     checkpoint = open_checkpoint("org/name")
     assert checkpoint.digest() == Checkpoint(hub.folder).digest()
-    parts = {f"part-{i}.safetensors" for i in range(3)}
+    parts = {f"part-{i}.safetensors" for i in range(4)}
     assert hub.asked == parts | {"config.json", INDEX, "chat_template.jinja"}
 
 
