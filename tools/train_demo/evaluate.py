@@ -1,0 +1,143 @@
+"""Measure a trained model: held-out loss, samples, and how many drafted tokens are accepted.
+
+Greedy verification changes no token, so the text of a draft-and-verify loop is the greedy text, and
+what the head drafts after any prefix of it depends on that prefix alone. The text is therefore
+generated once, the head is unrolled over all of it, and the rounds are then walked: a round starts
+at a row, drafts, keeps the drafts that equal the text, adds the trunk's own token, and the next
+round starts behind that. The counts are those of the loop itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import batches
+from decode import Generator
+from losses import trunk_loss
+from model import Model
+from tokenizers import Tokenizer
+from torch import Tensor
+
+DRAFTS = 3
+PROMPTS = Path(__file__).with_name("prompts.json")
+
+
+@dataclass
+class Acceptance:
+    """Rounds, and of them those whose first 1, 2, … drafts were all accepted."""
+
+    rounds: int
+    accepted: list[int]
+
+    def report(self) -> dict[str, Any]:
+        """Return the unconditional rates by position and the tokens per round."""
+        rates = [round(count / max(1, self.rounds), 4) for count in self.accepted]
+        return {
+            "rounds": self.rounds,
+            "accepted_by_position": rates,
+            "tokens_per_round": round(1 + sum(rates), 4),
+        }
+
+
+@torch.no_grad()
+def held_out_loss(model: Model, stream: Tensor, limit: int) -> float:
+    """Return the mean next-token loss over at most ``limit`` windows of 1024 tokens."""
+    rows, length = 4, 1024
+    total, count = 0.0, 0
+    for batch in batches(stream, rows, length + 1, seed=0):
+        hidden, _ = model.model(batch[:, :-1])
+        loss, _ = trunk_loss(hidden, model.model.embed_tokens.weight, batch[:, 1:])
+        total, count = total + loss.item(), count + 1
+        if count * rows >= min(limit, len(stream) // (length + 1) - rows):
+            return total / count
+    raise AssertionError("batches never end")
+
+
+@torch.no_grad()
+def drafts(model: Model, tokens: Tensor, steps: int) -> Tensor:
+    """Return [B, T - steps, steps]: what each chained step proposes after each row."""
+    length = tokens.shape[1] - steps
+    hidden, _ = model.model(tokens[:, :length])
+    outputs, _ = model.mtp.unroll(model.model.embed_tokens(tokens), hidden, steps)
+    return torch.stack([model.model.logits(out).argmax(-1) for out in outputs], dim=-1)
+
+
+def walk(tokens: Tensor, proposed: Tensor, prompt: Tensor, ends: set[int]) -> Acceptance:
+    """Walk the rounds of every row; ``tokens`` are greedy from each row's prompt length on."""
+    steps = proposed.shape[-1]
+    windows = tokens.unfold(1, steps, 1)[:, 2 : 2 + proposed.shape[1]]
+    right = (proposed[:, : windows.shape[1]] == windows).cumprod(-1).sum(-1).tolist()
+    result = Acceptance(0, [0] * steps)
+    for row, start in enumerate(prompt.tolist()):
+        text = tokens[row].tolist()
+        # A round at row t knows token t + 1 (the trunk's) and drafts the ones behind it.
+        row_at = start - 1
+        while row_at < len(right[row]) and text[row_at + 1] not in ends:
+            accepted = right[row][row_at]
+            result.rounds += 1
+            for position in range(accepted):
+                result.accepted[position] += 1
+            if ends.intersection(text[row_at + 2 : row_at + 2 + accepted]):
+                break
+            row_at += accepted + 1
+    return result
+
+
+def acceptance(
+    model: Model, generator: Generator, tokens: Tensor, prompt: Tensor, ends: set[int]
+) -> tuple[Acceptance, Tensor]:
+    """Generate greedily after the prompts and count; also return the text."""
+    text = generator.generate(tokens, prompt, torch.zeros(len(tokens), device=tokens.device))
+    return walk(text, drafts(model, text, DRAFTS), prompt, ends), text
+
+
+def evaluate(model: Model, tokenizer: Tokenizer, streams: dict[str, Tensor], rows: int) -> dict:
+    """Return every number and some samples; ``model`` is in the precision it ships in."""
+    report: dict[str, Any] = {"held_out_loss": {}, "acceptance": {}}
+    for name, stream in streams.items():
+        report["held_out_loss"][name] = round(held_out_loss(model, stream, rows // 2), 4)
+        report["acceptance"][f"held_out_{name}"] = stream_acceptance(model, stream, rows)
+    report["acceptance"] |= (found := prompt_acceptance(model, tokenizer))["acceptance"]
+    report["samples"] = found["samples"]
+    return report
+
+
+def stream_acceptance(model: Model, stream: Tensor, rows: int) -> dict[str, Any]:
+    """Measure on windows of a held-out stream: 128 tokens of prompt, 256 generated."""
+    prompt, total = 128, 128 + 256
+    rows = min(rows, len(stream) // total)
+    tokens = next(batches(stream, rows, total, seed=1))
+    lengths = torch.full((rows,), prompt, device=stream.device)
+    generator = Generator(model.model, rows, total)
+    return acceptance(model, generator, tokens, lengths, {0})[0].report()
+
+
+def prompt_acceptance(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Measure on the committed prompts, 256 tokens each, and keep the first texts as samples."""
+    device = model.model.embed_tokens.weight.device
+    report: dict[str, Any] = {"acceptance": {}, "samples": []}
+    entries = json.loads(PROMPTS.read_text())["prompts"]
+    for kind in sorted({entry["kind"] for entry in entries}):
+        texts = [entry["text"] for entry in entries if entry["kind"] == kind]
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        lengths = torch.tensor([len(row) for row in ids], device=device)
+        tokens = torch.zeros(len(ids), int(lengths.max()) + 256, dtype=torch.long, device=device)
+        for row, prompt in enumerate(ids):
+            tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
+        generator = Generator(model.model, *tokens.shape)
+        counts, text = acceptance(model, generator, tokens, lengths, {0, 2})
+        report["acceptance"][f"prompts_{kind}"] = counts.report()
+        for row in range(min(4, len(ids))):
+            continued = text[row, len(ids[row]) : len(ids[row]) + 200].tolist()
+            stop = next((i for i, token in enumerate(continued) if token in (0, 2)), 200)
+            sample = {
+                "kind": kind,
+                "prompt": texts[row],
+                "text": tokenizer.decode(continued[:stop]),
+            }
+            report["samples"].append(sample)
+    return report
