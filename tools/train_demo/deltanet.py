@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from scan import matrix_scan, unit_lower_inverse
 from shape import Shape
-from torch import Tensor, nn
 
 CHUNK = 64
 
@@ -70,7 +71,7 @@ class GatedDeltaNet(nn.Module):
         return F.silu(total)
 
     def _inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """Split the convolved channels; return fp32 q, k, v [B, T, Hv, D], g and beta [B, T, Hv]."""
+        """Split the channels; return fp32 q, k, v [B, T, Hv, D], g and beta [B, T, Hv]."""
         shape = self.shape
         q, k, v = y.float().split([self.key_width, self.key_width, self.value_width], dim=-1)
         q, k = (part.unflatten(-1, (shape.gdn_key_heads, -1)) for part in (q, k))

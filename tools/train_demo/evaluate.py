@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
 from data import batches
 from decode import Generator
 from losses import trunk_loss
 from model import Model
-from tokenizers import Tokenizer
-from torch import Tensor
 
 DRAFTS = 3
+REPEAT = 16
 PROMPTS = Path(__file__).with_name("prompts.json")
 
 
@@ -66,33 +68,58 @@ def drafts(model: Model, tokens: Tensor, steps: int) -> Tensor:
     return torch.stack([model.model.logits(out).argmax(-1) for out in outputs], dim=-1)
 
 
-def walk(tokens: Tensor, proposed: Tensor, prompt: Tensor, ends: set[int]) -> Acceptance:
-    """Walk the rounds of every row; ``tokens`` are greedy from each row's prompt length on."""
+def walk(
+    tokens: Tensor, proposed: Tensor, starts: list[int], stops: list[int], ends: set[int]
+) -> Acceptance:
+    """Walk the rounds of every row from its prompt's end up to its stop."""
     steps = proposed.shape[-1]
     windows = tokens.unfold(1, steps, 1)[:, 2 : 2 + proposed.shape[1]]
     right = (proposed[:, : windows.shape[1]] == windows).cumprod(-1).sum(-1).tolist()
     result = Acceptance(0, [0] * steps)
-    for row, start in enumerate(prompt.tolist()):
-        text = tokens[row].tolist()
+    for text, counts, start, stop in zip(tokens.tolist(), right, starts, stops, strict=True):
         # A round at row t knows token t + 1 (the trunk's) and drafts the ones behind it.
-        row_at = start - 1
-        while row_at < len(right[row]) and text[row_at + 1] not in ends:
-            accepted = right[row][row_at]
+        row = start - 1
+        while row < min(stop - 1, len(counts)) and text[row + 1] not in ends:
+            accepted = counts[row]
             result.rounds += 1
             for position in range(accepted):
                 result.accepted[position] += 1
-            if ends.intersection(text[row_at + 2 : row_at + 2 + accepted]):
+            if ends.intersection(text[row + 2 : row + 2 + accepted]):
                 break
-            row_at += accepted + 1
+            row += accepted + 1
     return result
 
 
+def repeats_at(text: list[int], start: int) -> int:
+    """Return where generated text first repeats sixteen of its own tokens, or its length.
+
+    A small model's greedy text ends in loops, and a loop is easy to draft.
+    """
+    seen: set[tuple[int, ...]] = set()
+    for index in range(start, len(text) - REPEAT + 1):
+        window = tuple(text[index : index + REPEAT])
+        if window in seen:
+            return index
+        seen.add(window)
+    return len(text)
+
+
 def acceptance(
-    model: Model, generator: Generator, tokens: Tensor, prompt: Tensor, ends: set[int]
-) -> tuple[Acceptance, Tensor]:
-    """Generate greedily after the prompts and count; also return the text."""
-    text = generator.generate(tokens, prompt, torch.zeros(len(tokens), device=tokens.device))
-    return walk(text, drafts(model, text, DRAFTS), prompt, ends), text
+    model: Model,
+    generator: Generator,
+    tokens: Tensor,
+    prompt: Tensor,
+    ends: set[int],
+    temperature: float = 0.0,
+) -> tuple[dict[str, Any], Tensor]:
+    """Generate after the prompts and count; also return the text."""
+    heat = torch.full((len(tokens),), temperature, device=tokens.device)
+    text = generator.generate(tokens, prompt, heat)
+    proposed, starts = drafts(model, text, DRAFTS), prompt.tolist()
+    stops = [repeats_at(row, start) for row, start in zip(text.tolist(), starts, strict=True)]
+    report = walk(text, proposed, starts, [text.shape[1]] * len(starts), ends).report()
+    report["before_repetition"] = walk(text, proposed, starts, stops, ends).report()
+    return report, text
 
 
 def evaluate(model: Model, tokenizer: Tokenizer, streams: dict[str, Tensor], rows: int) -> dict:
@@ -113,7 +140,21 @@ def stream_acceptance(model: Model, stream: Tensor, rows: int) -> dict[str, Any]
     tokens = next(batches(stream, rows, total, seed=1))
     lengths = torch.full((rows,), prompt, device=stream.device)
     generator = Generator(model.model, rows, total)
-    return acceptance(model, generator, tokens, lengths, {0})[0].report()
+    greedy, _ = acceptance(model, generator, tokens, lengths, {0})
+    sampled, _ = acceptance(model, generator, tokens, lengths, {0}, temperature=0.8)
+    followed = [round(rate, 4) for rate in agreement(model, tokens)]
+    return greedy | {"sampled_at_0.8": sampled, "agreement_on_held_out_text": followed}
+
+
+@torch.no_grad()
+def agreement(model: Model, tokens: Tensor) -> list[float]:
+    """Return how often each chained step picks the trunk's choice, on text nobody generated."""
+    proposed = drafts(model, tokens, DRAFTS)
+    hidden, _ = model.model(tokens)
+    choices = model.model.logits(hidden).argmax(-1)
+    length = proposed.shape[1]
+    same = [proposed[..., k] == choices[:, k + 1 : k + 1 + length] for k in range(DRAFTS)]
+    return [equal.float().mean().item() for equal in same]
 
 
 def prompt_acceptance(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -130,7 +171,7 @@ def prompt_acceptance(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
             tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
         generator = Generator(model.model, *tokens.shape)
         counts, text = acceptance(model, generator, tokens, lengths, {0, 2})
-        report["acceptance"][f"prompts_{kind}"] = counts.report()
+        report["acceptance"][f"prompts_{kind}"] = counts
         for row in range(min(4, len(ids))):
             continued = text[row, len(ids[row]) : len(ids[row]) + 200].tolist()
             stop = next((i for i, token in enumerate(continued) if token in (0, 2)), 200)

@@ -14,9 +14,7 @@ def trunk_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor,
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten()), logits
 
 
-def head_loss(
-    hidden: Tensor, weight: Tensor, teacher: Tensor, step: int
-) -> tuple[Tensor, Tensor]:
+def head_loss(hidden: Tensor, weight: Tensor, teacher: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """Return the loss of chained step ``step`` and how often its argmax is the trunk's.
 
     Row t is compared with the trunk's distribution at position t + step; the last rows have none.

@@ -9,8 +9,9 @@ its own round; never the chained rows of other rounds.
 from __future__ import annotations
 
 import torch
-from shape import Shape
 from torch import Tensor, nn
+
+from shape import Shape
 from trunk import Layer, Norm
 
 KeyValue = tuple[Tensor, Tensor]

@@ -25,7 +25,9 @@ def choose(corpus: Path) -> list[dict[str, str]]:
     rng = random.Random(0)
     prompts = []
     for kind, count in COUNTS.items():
-        eligible = [d for d in documents if d["kind"] == kind and len(d["text"]) > 2000 * (kind != "chat")]
+        eligible = [
+            d for d in documents if d["kind"] == kind and len(d["text"]) > 2000 * (kind != "chat")
+        ]
         for document in rng.sample(eligible, count):
             version, licence = versions[document["source"]]
             origin = f"{document['source']} {version}, {document['path']} ({licence})"

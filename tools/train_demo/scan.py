@@ -2,8 +2,8 @@
 
 ``unit_lower_inverse``: (I + A)⁻¹ for strictly lower triangular A. Forward substitution in fp32: a
 product of powers of A would cancel badly when neighbouring keys are alike.
-``matrix_scan``: X₀ = 0, Xₙ₊₁ = Mₙ Xₙ + Bₙ over the chunks of a sequence, all Xₙ returned. Its adjoint
-is the same recurrence, transposed and run backwards.
+``matrix_scan``: X₀ = 0, Xₙ₊₁ = Mₙ Xₙ + Bₙ over the chunks of a sequence, all Xₙ returned. Its
+adjoint is the same recurrence, transposed and run backwards.
 """
 
 from __future__ import annotations
