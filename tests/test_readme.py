@@ -24,7 +24,7 @@ def test_the_table_quotes_the_measurement() -> None:
 
 def test_every_folder_of_the_map_exists() -> None:
     readme = (ROOT / "README.md").read_text()
-    named = re.findall(r"^\| `((?:src|tests|tools|benchmarks)/[\w/]*)", readme, re.MULTILINE)
+    named = re.findall(r"^\| `((?:src|tests|tools|benchmarks)/[\w/.]*)", readme, re.MULTILINE)
     assert len(named) > 8
     for path in named:
         assert (ROOT / path).exists(), path
