@@ -10,15 +10,14 @@ import sys
 from pathlib import Path
 
 import torch
+from decode import Generator
+from export import load
+from model import Model
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
-
-from decode import Generator
-from export import load
-from model import Model
 
 TOLERANCE = 2e-4
 

@@ -16,12 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
-
 from chat import conversations
 from documents import Document, Seen, clean_code, clean_prose
 from fetch import Source, files, read_sources
 from tokenizer import END_OF_TEXT, train_tokenizer
+from tokenizers import Tokenizer
 
 CHAT_SHARE = 0.10
 TOKENIZER_SAMPLE = 30_000_000  # characters; merges no longer change much beyond this

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from scan import matrix_scan, unit_lower_inverse
 from shape import Shape
+from torch import Tensor, nn
 
 CHUNK = 64
 

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor
-
 from data import batches
 from decode import Generator
 from losses import trunk_loss
 from model import Model
+from tokenizers import Tokenizer
+from torch import Tensor
 
 DRAFTS = 3
 REPEAT = 16
@@ -122,7 +121,9 @@ def acceptance(
     return report, text
 
 
-def evaluate(model: Model, tokenizer: Tokenizer, streams: dict[str, Tensor], rows: int) -> dict:
+def evaluate(
+    model: Model, tokenizer: Tokenizer, streams: dict[str, Tensor], rows: int
+) -> dict[str, Any]:
     """Return every number and some samples; ``model`` is in the precision it ships in."""
     report: dict[str, Any] = {"held_out_loss": {}, "acceptance": {}}
     for name, stream in streams.items():

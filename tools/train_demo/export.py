@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-
 from model import Model
+from safetensors.torch import load_file, save_file
 from shape import Shape, config
 from tokenizer import END_OF_TEXT, SPECIALS, TURN_END
+from tokenizers import Tokenizer
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}

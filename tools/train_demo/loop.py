@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 import torch._inductor.config
-from torch import Tensor
-
 from data import batches
 from decode import Generator
 from losses import head_loss, trunk_loss
 from model import Model
 from optimizer import Optimizer, rate_scale
+from torch import Tensor
 from trunk import Trunk
 
 BALANCE_WEIGHT, JOINT_WEIGHT = 0.01, 0.2

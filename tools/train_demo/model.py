@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
-
 from mtp import Head
 from shape import Shape
+from torch import nn
 from trunk import Trunk
 
 

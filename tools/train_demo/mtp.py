@@ -9,10 +9,9 @@ its own round; never the chained rows of other rounds.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from shape import Shape
-from trunk import Layer, Norm
+from torch import Tensor, nn
+from trunk import Attention, Layer, Norm
 
 KeyValue = tuple[Tensor, Tensor]
 
@@ -29,7 +28,9 @@ class Head(nn.Module):
         self.layers = nn.ModuleList([Layer(shape, "full_attention")])
         self.norm = Norm(shape.hidden, shape.epsilon)
 
-    def forward(self, embedded: Tensor, hidden: Tensor, rounds: list[KeyValue]) -> tuple:
+    def forward(
+        self, embedded: Tensor, hidden: Tensor, rounds: list[KeyValue]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Run one step over all rows; ``rounds`` holds the keys and values of the earlier steps.
 
         Returns the hidden state, the balance loss, and this step's keys and values.
@@ -64,7 +65,9 @@ class Head(nn.Module):
         return outputs, total
 
 
-def chained_attention(attention, x: Tensor, positions: Tensor, rounds: list[KeyValue]) -> tuple:
+def chained_attention(
+    attention: Attention, x: Tensor, positions: Tensor, rounds: list[KeyValue]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Attend causally to step 1 and, row by row, to the later steps of the same round."""
     q, gate, k, v = attention.project(x, positions)
     groups = q.shape[1] // k.shape[1]

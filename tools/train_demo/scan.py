@@ -8,6 +8,8 @@ adjoint is the same recurrence, transposed and run backwards.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,11 +55,11 @@ def _(a: Tensor) -> Tensor:
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
-def _inverse_setup(ctx, inputs, output) -> None:
+def _inverse_setup(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(output)
 
 
-def _inverse_backward(ctx, grad: Tensor) -> Tensor:
+def _inverse_backward(ctx: Any, grad: Tensor) -> Tensor:
     (inverse,) = ctx.saved_tensors
     transposed = inverse.transpose(-1, -2)
     return -(transposed @ grad @ transposed).tril(-1)
@@ -85,11 +87,11 @@ def _(m: Tensor, b: Tensor, backwards: bool) -> Tensor:
     return b.new_empty(count + 1, rows, size, width)
 
 
-def _scan_setup(ctx, inputs, output) -> None:
+def _scan_setup(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], output)
 
 
-def _scan_backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+def _scan_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     m, states = ctx.saved_tensors
     # Adjoint of the state after step n: what arrives from outside plus Mᵀ times the next adjoint.
     # Scanning backwards with `m` shifted by one makes the two recurrences the same.

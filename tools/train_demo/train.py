@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-
 from data import load_stream
 from evaluate import evaluate
 from export import export, load, load_weights, save_weights
 from loop import Plan, Run, train_head, train_trunk
 from model import Model
 from shape import SMALL, Shape
+from tokenizers import Tokenizer
 
 HEAD_SHARE = 0.2
 

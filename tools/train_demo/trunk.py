@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from deltanet import GatedDeltaNet
 from shape import Shape
+from torch import Tensor, nn
 
 Cache = list[tuple[Tensor, Tensor]]
 
