@@ -111,6 +111,7 @@ def test_a_head_that_is_declared_but_missing(tmp_path: Path) -> None:
         (["generate", "x", "--temperature", "-1"], "temperature is -1.0; it must be"),
         (["generate", "x", "--top-p", "0"], "top_p is 0.0; it must be in (0, 1]"),
         (["generate", "x", "--draft", "magic"], "--draft is 'magic'"),
+        (["generate", "x", "--threads", "0"], "--threads is 0"),
         (["generate", "x", "--draft-max", "99"], "--draft-max is 99"),
         (["generate", "x", "--device", "cuda:7"], "--device cuda:7 cannot be used here"),
         (["generate", "x", "--context", "4"], "exceed the context of 4"),

@@ -49,6 +49,7 @@ FrequencyOption = Annotated[float, typer.Option("--frequency-penalty", help="0 i
 SeedOption = Annotated[int, typer.Option(help="Keys the noise of sampling.")]
 StopOption = Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+ThreadsOption = Annotated[int, typer.Option(help="CPU threads; more pay on large models only.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
 ContextOption = Annotated[int | None, typer.Option(help="Positions a sequence may have.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -82,6 +83,7 @@ def generate(
     logprobs: Annotated[int | None, typer.Option(help="Alternatives to report, 0 to 20.")] = None,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
+    threads: ThreadsOption = 1,
     context: ContextOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -98,7 +100,7 @@ def generate(
         logprobs=logprobs,
     )
     options = Options(sampling, max_tokens, tuple(stop or ()))
-    engine = _load(model, draft, draft_max, device, dtype, context)
+    engine = _load(model, draft, draft_max, device, dtype, context, threads)
     text = sys.stdin.read() if prompt == "-" else prompt
     if as_json:
         _print_json(_generation_json(engine.generate(text, options)[0]))
@@ -123,6 +125,7 @@ def chat(
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
+    threads: ThreadsOption = 1,
     context: ContextOption = None,
 ) -> None:
     """Talk with the model; one line is one turn, an empty line or end of file leaves."""
@@ -136,7 +139,7 @@ def chat(
         frequency_penalty=frequency,
         seed=seed,
     )
-    engine = _load(model, draft, draft_max, device, dtype, context)
+    engine = _load(model, draft, draft_max, device, dtype, context, threads)
     conversation = Conversation(engine, Options(sampling, max_tokens), system)
     while line := _next_turn():
         _report(_show(conversation.ask(line)))
@@ -150,10 +153,11 @@ def check_command(
     draft_max: DraftMaxOption = 3,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
+    threads: ThreadsOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Compare plain and speculative decoding bit by bit; exit code 1 if anything differs."""
-    engine = _load(model, draft, draft_max, device, dtype, None)
+    engine = _load(model, draft, draft_max, device, dtype, None, threads)
     verdicts = []
     for verdict in check(engine, draft_max, tokens):
         verdicts.append(verdict)
@@ -187,12 +191,19 @@ def _load(
     device: str,
     dtype: str | None,
     context: int | None,
+    threads: int,
 ) -> Engine:
     """`load`, its warnings shown as notes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine = load(
-            model, draft=draft, draft_max=draft_max, device=device, dtype=dtype, context=context
+            model,
+            draft=draft,
+            draft_max=draft_max,
+            device=device,
+            dtype=dtype,
+            context=context,
+            threads=threads,
         )
     for warning in caught:
         _note(str(warning.message))

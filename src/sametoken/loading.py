@@ -40,16 +40,22 @@ def load(
     dtype: str | None = None,
     context: int | None = None,
     slots: int = 8,
+    threads: int = 1,
 ) -> Engine:
     """Load a Hugging Face folder or hub name; None is the demo model that ships with the package.
 
     draft: "mtp", "ngram" or "none"; None takes mtp if the checkpoint has a usable head. dtype: of
     matrices and activations; None keeps the checkpoint's on a GPU and takes float32 on a CPU.
-    slots: sequences that can run at once, each of up to `context` positions.
+    slots: sequences that can run at once, each of up to `context` positions. threads: of this
+    process's CPU arithmetic; one vector at a time gives several little to share, and on a busy
+    machine they wait for each other, so more than one pays on large models only.
     Raises `CheckpointError` or `RequestError`; warns when a declared MTP head cannot be used.
     """
     if draft is not None and draft not in DRAFTERS:
         raise RequestError(f"--draft is {draft!r}; it must be one of {', '.join(DRAFTERS)}.")
+    if threads < 1:
+        raise RequestError(f"--threads is {threads}; it must be at least 1.")
+    torch.set_num_threads(threads)
     if not 0 <= draft_max <= LONGEST_DRAFT:
         raise RequestError(f"--draft-max is {draft_max}; it must be in [0, {LONGEST_DRAFT}].")
     checkpoint = open_checkpoint(demo_path() if model is None else model)
