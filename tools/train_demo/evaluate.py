@@ -122,21 +122,21 @@ def acceptance(
 
 
 def evaluate(
-    model: Model, tokenizer: Tokenizer, streams: dict[str, Tensor], rows: int
+    model: Model, tokenizer: Tokenizer, streams: dict[str, Tensor], rows: int, generated: int
 ) -> dict[str, Any]:
     """Return every number and some samples; ``model`` is in the precision it ships in."""
     report: dict[str, Any] = {"held_out_loss": {}, "acceptance": {}}
     for name, stream in streams.items():
         report["held_out_loss"][name] = round(held_out_loss(model, stream, rows // 2), 4)
-        report["acceptance"][f"held_out_{name}"] = stream_acceptance(model, stream, rows)
-    report["acceptance"] |= (found := prompt_acceptance(model, tokenizer))["acceptance"]
+        report["acceptance"][f"held_out_{name}"] = stream_acceptance(model, stream, rows, generated)
+    report["acceptance"] |= (found := prompt_acceptance(model, tokenizer, generated))["acceptance"]
     report["samples"] = found["samples"]
     return report
 
 
-def stream_acceptance(model: Model, stream: Tensor, rows: int) -> dict[str, Any]:
-    """Measure on windows of a held-out stream: 128 tokens of prompt, 256 generated."""
-    prompt, total = 128, 128 + 256
+def stream_acceptance(model: Model, stream: Tensor, rows: int, generated: int) -> dict[str, Any]:
+    """Measure on windows of a held-out stream: 128 tokens of prompt, then generated ones."""
+    prompt, total = 128, 128 + generated
     rows = min(rows, len(stream) // total)
     tokens = next(batches(stream, rows, total, seed=1))
     lengths = torch.full((rows,), prompt, device=stream.device)
@@ -158,8 +158,8 @@ def agreement(model: Model, tokens: Tensor) -> list[float]:
     return [equal.float().mean().item() for equal in same]
 
 
-def prompt_acceptance(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Measure on the committed prompts, 256 tokens each, and keep the first texts as samples."""
+def prompt_acceptance(model: Model, tokenizer: Tokenizer, generated: int) -> dict[str, Any]:
+    """Measure on the committed prompts and keep the first texts as samples."""
     device = model.model.embed_tokens.weight.device
     report: dict[str, Any] = {"acceptance": {}, "samples": []}
     entries = json.loads(PROMPTS.read_text())["prompts"]
@@ -167,7 +167,9 @@ def prompt_acceptance(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
         texts = [entry["text"] for entry in entries if entry["kind"] == kind]
         ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
         lengths = torch.tensor([len(row) for row in ids], device=device)
-        tokens = torch.zeros(len(ids), int(lengths.max()) + 256, dtype=torch.long, device=device)
+        tokens = torch.zeros(
+            len(ids), int(lengths.max()) + generated, dtype=torch.long, device=device
+        )
         for row, prompt in enumerate(ids):
             tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
         generator = Generator(model.model, *tokens.shape)

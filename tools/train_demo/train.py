@@ -57,8 +57,8 @@ def measure(
     """Evaluate what was exported, in the precision it ships in."""
     shipped = load(options.out / "model").to(device)
     shipped = shipped.bfloat16() if device.type == "cuda" else shipped
-    rows = 8 if options.small else 512
-    return evaluate(shipped, tokenizer, held_out(options.corpus, device), rows)
+    rows, generated = (8, 32) if options.small else (512, 256)
+    return evaluate(shipped, tokenizer, held_out(options.corpus, device), rows, generated)
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
