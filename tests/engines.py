@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from sametoken.checkpoint import open_checkpoint
 from torch import Tensor
 
 import sametoken
+from sametoken.checkpoint import open_checkpoint
 from sametoken.engine import Engine
 from sametoken.loading import build
 from sametoken.track import Track
