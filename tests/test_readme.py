@@ -22,6 +22,13 @@ def test_the_table_quotes_the_measurement() -> None:
     assert measured["versions"]["torch"] in readme
 
 
+def test_the_share_before_repetition_is_the_training_logs() -> None:
+    readme = (ROOT / "README.md").read_text()
+    log = json.loads((ROOT / "benchmarks" / "demo-training.json").read_text())
+    found = log["acceptance"]["prompts_code"]["before_repetition"]["accepted_by_position"]
+    assert "are " + " / ".join(f"{share:.2f}" for share in found) in readme
+
+
 def test_every_folder_of_the_map_exists() -> None:
     readme = (ROOT / "README.md").read_text()
     named = re.findall(r"^\| `((?:src|tests|tools|benchmarks)/[\w/.]*)", readme, re.MULTILINE)

@@ -35,28 +35,35 @@ Run = Callable[[Ops, Sequence[int]], Tensor]
 
 @dataclass(frozen=True)
 class World:
-    """Random material of one seed and dtype."""
+    """Random material of one seed and dtype, drawn on the CPU and put on a device."""
 
     generator: torch.Generator
     dtype: torch.dtype
+    device: torch.device
+
+    def exact(self, *shape: int) -> Tensor:
+        """fp32, as small vectors and states are held."""
+        return torch.randn(shape, generator=self.generator).to(self.device)
 
     def rows(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator).to(self.dtype)
+        return self.exact(*shape).to(self.dtype)
 
     def weight(self, *shape: int) -> Tensor:
-        scale = shape[-1] ** -0.5
-        return (torch.randn(shape, generator=self.generator) * scale).to(self.dtype)
+        return (self.exact(*shape) * shape[-1] ** -0.5).to(self.dtype)
 
-    def norm(self, size: int) -> Norm:
-        weight = 1 + 0.1 * torch.randn(size, generator=self.generator)
-        return Norm(weight, 1e-6, round_first=False)
+    def norm(self, size: int, *, round_first: bool = False) -> Norm:
+        return Norm(1 + 0.1 * self.exact(size), 1e-6, round_first)
+
+    def share(self, *shape: int) -> Tensor:
+        """fp32 in (0, 1)."""
+        return torch.rand(shape, generator=self.generator).to(self.device)
 
     def ids(self, high: int, *shape: int) -> Tensor:
-        return torch.randint(high, shape, generator=self.generator)
+        return torch.randint(high, shape, generator=self.generator).to(self.device)
 
 
-def world(seed: int, dtype: torch.dtype) -> World:
-    return World(torch.Generator().manual_seed(seed), dtype)
+def world(seed: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> World:
+    return World(torch.Generator().manual_seed(seed), dtype, torch.device(device))
 
 
 def embed(w: World) -> Run:
@@ -101,11 +108,8 @@ def _experts(w: World) -> tuple[ExpertWeights, Routing]:
         w.weight(2 * SHARED, H),
         w.weight(H, SHARED),
     )
-    ranked = torch.stack(
-        [torch.randperm(EXPERTS, generator=w.generator)[:TOP_K] for _ in range(ROWS)]
-    )
-    shares = torch.rand(ROWS, TOP_K, generator=w.generator)
-    return weights, Routing(ranked, shares, torch.rand(ROWS, 1, generator=w.generator))
+    chosen = w.share(ROWS, EXPERTS).argsort(dim=1)[:, :TOP_K].sort(dim=1).values
+    return weights, Routing(chosen, w.share(ROWS, TOP_K), w.share(ROWS, 1))
 
 
 def _part(routing: Routing, chosen: Sequence[int]) -> Routing:
@@ -176,7 +180,7 @@ def qkv(w: World) -> Run:
     width = (2 * ATTENTION.q_heads + 2 * ATTENTION.kv_heads) * ATTENTION.head_dim
     projection, kv, spans = w.rows(ROWS, width), _kv(w), _pasts()
     norms = HeadNorms(w.norm(ATTENTION.head_dim), w.norm(ATTENTION.head_dim))
-    rope = rope_table(ATTENTION, 4 * PAGE, torch.device("cpu"))
+    rope = rope_table(ATTENTION, 4 * PAGE, w.device)
 
     def run(ops: Ops, chosen: Sequence[int]) -> Tensor:
         index = list(chosen)
@@ -197,9 +201,7 @@ def delta(w: World) -> Run:
     shape, logged = DELTA, DELTA.conv_channels + 2 * DELTA.value_heads
     projection = w.rows(ROWS, logged + shape.value_heads * shape.value_dim)
     weights = delta_weights(w)
-    state = torch.randn(
-        ROWS, shape.value_heads, shape.key_dim, shape.value_dim, generator=w.generator
-    )
+    state = w.exact(ROWS, shape.value_heads, shape.key_dim, shape.value_dim)
     recent = w.rows(ROWS, shape.conv_kernel - 1 + 4, logged)
 
     def run(ops: Ops, chosen: Sequence[int]) -> Tensor:
@@ -212,13 +214,22 @@ def delta(w: World) -> Run:
     return run
 
 
+def delta_sequence(w: World) -> tuple[Tensor, DeltaWeights, DeltaLayer]:
+    """Twenty rows of one sequence, which sits in the second of three slots."""
+    shape, logged = DELTA, DELTA.conv_channels + 2 * DELTA.value_heads
+    projection = w.rows(20, logged + shape.value_heads * shape.value_dim)
+    weights = delta_weights(w)
+    state = w.exact(3, shape.value_heads, shape.key_dim, shape.value_dim)
+    return projection, weights, DeltaLayer(state, w.rows(3, shape.conv_kernel - 1 + 4, logged))
+
+
 def delta_weights(w: World) -> DeltaWeights:
     return DeltaWeights(
         shape=DELTA,
-        conv=torch.randn(DELTA.conv_kernel, DELTA.conv_channels, generator=w.generator) * 0.5,
-        decay=-torch.rand(DELTA.value_heads, generator=w.generator),
-        dt_bias=torch.randn(DELTA.value_heads, generator=w.generator),
-        norm=Norm(w.norm(DELTA.value_dim).weight, 1e-6, round_first=True),
+        conv=0.5 * w.exact(DELTA.conv_kernel, DELTA.conv_channels),
+        decay=-w.share(DELTA.value_heads),
+        dt_bias=w.exact(DELTA.value_heads),
+        norm=w.norm(DELTA.value_dim, round_first=True),
     )
 
 

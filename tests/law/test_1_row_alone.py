@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sametoken.ops import BACKENDS, OP_NAMES, load_ops
+from sametoken.ops import OP_NAMES, load_ops
+from tests.law.backends import BACKENDS, device_of, widths_of
 from tests.law.cases import CASES, world
 from tests.law.laws import assert_row_alone
 
@@ -14,8 +15,9 @@ def test_every_op_has_a_case() -> None:
     assert set(CASES) == set(OP_NAMES)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("op", OP_NAMES)
-def test_row_alone(op: str, dtype: torch.dtype, backend: str) -> None:
-    assert_row_alone(CASES[op](world(0, dtype)), load_ops(backend))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_row_alone(backend: str, op: str, dtype: torch.dtype) -> None:
+    run = CASES[op](world(0, dtype, device_of(backend)))
+    assert_row_alone(run, load_ops(backend), widths_of(backend))

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from sametoken.engine import Engine
 from sametoken.lab.check import same_bits
+from sametoken.ops import Ops, load_ops
+from sametoken.rows import Rows, Span
 from sametoken.sampling import Ask, Sampling
 from sametoken.step import Work, settle, step
 from sametoken.track import Track
 from tests.engines import demo
+from tests.law.backends import BACKENDS, device_of
+from tests.law.cases import World, delta_sequence, world
 from tests.law.planted import REWIND
 
 SAMPLING = Sampling(temperature=0.9, repetition_penalty=1.2, seed=5)
@@ -115,6 +119,41 @@ def _walk_with_rejections(walk: Walk, drafts: int) -> None:
     while walk.track.computed + 1 + drafts <= LENGTH:
         walk.go(1, drafts, accepted)
         accepted = (accepted + 2) % (drafts + 1)
+
+
+def _play(ops: Ops, w: World, passes: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of one sequence in passes of (certain, drafts, accepted of them); what stays of it."""
+    projection, weights, layer = delta_sequence(w)
+    kept, start, replay = [], 0, 0
+    for certain, drafts, accepted in passes:
+        block = projection[start : start + certain + drafts]
+        span = Span(1, (), start, certain, drafts, replay)
+        out = ops.delta(block, weights, layer, Rows((span,)))
+        kept.append(out[: certain + accepted])
+        start, replay = start + certain + accepted, accepted
+    ops.delta(projection[:0], weights, layer, Rows((Span(1, (), start, 0, 0, replay),)))
+    window = layer.recent[1, : weights.shape.conv_kernel - 1]
+    return torch.cat(kept), layer.state.clone(), window
+
+
+# Each plays eleven rows: singly, in blocks, and with every number of rejected drafts.
+PASSES = {
+    "blocks": [(4, 0, 0), (1, 0, 0), (6, 0, 0)],
+    "drafts": [(1, 3, 3), (1, 3, 0), (1, 3, 1), (2, 1, 1), (1, 2, 0)],
+    "long drafts": [(2, 4, 1), (1, 4, 4), (1, 4, 2)],
+}
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_recurrence_in_passes(backend: str, dtype: torch.dtype, passes: str) -> None:
+    ops, device = load_ops(backend), device_of(backend)
+    plan = PASSES[passes]
+    length = sum(certain + accepted for certain, _, accepted in plan)
+    singly = _play(ops, world(4, dtype, device), [(1, 0, 0)] * length)
+    together = _play(ops, world(4, dtype, device), plan)
+    assert same_bits(together, singly)
 
 
 @pytest.mark.parametrize("violation", REWIND)
