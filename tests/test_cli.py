@@ -114,7 +114,7 @@ def test_a_head_that_is_declared_but_missing(tmp_path: Path) -> None:
         (["generate", "x", "--threads", "0"], "--threads is 0"),
         (["generate", "x", "--draft-max", "99"], "--draft-max is 99"),
         (["generate", "x", "--device", "cuda:7"], "--device cuda:7 cannot be used here"),
-        (["generate", "x", "--context", "4"], "exceed the context of 4"),
+        (["generate", "one two three four", "--context", "4"], "do not fit a context of 4"),
         (["generate", "x", "-m", "./nowhere"], "./nowhere"),
         (["inspect", "./nowhere"], "./nowhere"),
     ],

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from sametoken.cache import Cache
+from sametoken.drafters.ngram import NgramDrafter
 from sametoken.engine import Engine
 from sametoken.errors import RequestError
 from sametoken.lab.check import same_bits
@@ -125,6 +127,24 @@ def test_kept_state_that_does_not_fit_the_prompt_is_not_used(
     state(engine, fresh.kept)
 
 
+def test_the_context_ends_an_answer_that_is_longer(engine: Engine) -> None:
+    model = engine.model
+    small = Cache(
+        model.config,
+        slots=1,
+        context=20,
+        longest_draft=8,
+        with_mtp=True,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    for drafter in (None, NgramDrafter()):
+        options = Options(max_tokens=50, drafter=drafter, draft_max=8, ignore_eos=True)
+        (done,) = Engine(model, small).generate([5, 6] * 8, options)
+        assert len(done.tokens) == 4
+        assert done.finish_reason == "length"
+
+
 def test_a_kept_sequence_is_handed_over_even_if_the_request_fails(
     engine: Engine, ids: list[int]
 ) -> None:
@@ -205,7 +225,7 @@ def _free(engine: Engine) -> tuple[int, int]:
         ("", Options(), "the prompt is empty"),
         ([], Options(), "the prompt is empty"),
         ([0, 10**9], Options(), "token id 1000000000 is outside the vocabulary"),
-        ("x " * 2000, Options(), "exceed the context of 1024"),
+        ("x " * 2000, Options(), "do not fit a context of 1024"),
         ("x", Options(draft_max=17), "draft_max is 17; the engine allows 16"),
     ],
 )

@@ -32,13 +32,7 @@ class Conversation:
         ids = self._tokenizer.chat(self.messages)
         after = self._last.kept if self._last else None
         self._last = None
-        room = self._engine.cache.context - len(ids)
-        options = replace(
-            self._options,
-            keep=True,
-            after=after,
-            max_tokens=max(1, min(self._options.max_tokens, room)),
-        )
+        options = replace(self._options, keep=True, after=after)
         for chunk in self._engine.stream(ids, options):
             if chunk.generation is not None:
                 self._last = chunk.generation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -83,6 +84,8 @@ class Engine:
             if options.after is not None:
                 self.release(options.after)
             raise
+        room = self.cache.context - len(ids)
+        options = replace(options, max_tokens=min(options.max_tokens, room))
         stream = TextStream(self.tokenizer, options.stop) if self.tokenizer else None
         job = Job(index, ids, options, stream)
         self._waiting.append(job)
@@ -242,10 +245,10 @@ class Engine:
         if outside is not None:
             raise RequestError(f"token id {outside} is outside the vocabulary of {vocabulary}.")
         context = self.cache.context
-        if len(ids) + options.max_tokens > context:
+        if len(ids) >= context:
             raise RequestError(
-                f"the prompt's {len(ids)} tokens and max_tokens {options.max_tokens} exceed the "
-                f"context of {context}; shorten one of them or raise --context."
+                f"the prompt's {len(ids)} tokens do not fit a context of {context}; "
+                "shorten it or raise --context."
             )
         longest = self.cache.longest_draft
         if (options.draft_max or 0) > longest:

@@ -17,6 +17,7 @@ Prompt = str | Sequence[int]
 class Options:
     """How to continue a prompt. The defaults are greedy, with the engine's drafter.
 
+    max_tokens: longest answer; a context that ends before it ends the answer, as "length".
     stop: texts that end the sequence; the text ends just before the first of them.
     ignore_eos: go on past end tokens. draft_max: longest draft, 0 for plain decoding, None for
     the engine's. drafter: another drafter than the engine's. keep: leave the sequence's state in
