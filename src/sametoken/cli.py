@@ -158,6 +158,8 @@ def check_command(
 ) -> None:
     """Compare plain and speculative decoding bit by bit; exit code 1 if anything differs."""
     engine = _load(model, draft, draft_max, device, dtype, None, threads)
+    where = f"{engine.model.ops.backend} backend, {engine.model.device}, {engine.model.dtype}"
+    _err.print(f"{where}; plain and alone against drafted and together", style="dim")
     verdicts = []
     for verdict in check(engine, draft_max, tokens):
         verdicts.append(verdict)
@@ -165,7 +167,13 @@ def check_command(
             _print_verdict(verdict)
     exact = all(verdict.exact for verdict in verdicts)
     if as_json:
-        _print_json({"exact": exact, "verdicts": [v.as_json() for v in verdicts]})
+        _print_json(
+            {
+                "exact": exact,
+                "backend": engine.model.ops.backend,
+                "verdicts": [v.as_json() for v in verdicts],
+            }
+        )
     else:
         _print_summary(verdicts)
     raise typer.Exit(0 if exact else 1)

@@ -295,7 +295,7 @@ def _read_mtp(take: _Take) -> tuple[MtpWeights | None, str | None]:
             return None, f"config.json declares {declared} MTP layers, and only 1 is supported"
         return _mtp(take, prefix), None
     except MissingTensor as missing:
-        return None, f"the MTP head is incomplete ({missing})"
+        return None, f"the MTP head is incomplete ({str(missing).rstrip('.')})"
     finally:
         take.skip(prefix)
 

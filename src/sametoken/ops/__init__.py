@@ -45,8 +45,9 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Every op of one backend; `ops/<field>.py` tells what it means."""
+    """Every op of one backend, by name; `ops/<field>.py` tells what it means."""
 
+    backend: str
     embed: Callable[[Tensor, Tensor, torch.dtype], Tensor]
     norm: Callable[[Tensor, Norm], Tensor]
     linear: Linear
@@ -62,10 +63,11 @@ class Ops:
     pick: Callable[[Tensor, Tensor, Sequence[Ask]], list[Picked]]
 
 
-OP_NAMES = tuple(field.name for field in fields(Ops))
+OP_NAMES = tuple(field.name for field in fields(Ops) if field.name != "backend")
 
 
 def load_ops(backend: str) -> Ops:
     """The ops of a backend named in `BACKENDS`; imports only that backend's modules."""
     home = BACKENDS[backend]
-    return Ops(**{op: getattr(import_module(home.format(op=op)), op) for op in OP_NAMES})
+    functions = {op: getattr(import_module(home.format(op=op)), op) for op in OP_NAMES}
+    return Ops(backend=backend, **functions)
