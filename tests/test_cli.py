@@ -126,3 +126,23 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], message
     assert message in done.stderr
     assert done.stderr.strip().count("\n") == 0
     assert "Traceback" not in done.stderr
+
+
+def test_bench_ends_with_one_json_line() -> None:
+    done = _run("bench", "--shape", "small", "-n", "6", "--repeats", "2", "--contexts", "7")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.strip().splitlines()
+    report = json.loads(line)
+    assert report["law"] == "green"
+    assert "plain" in done.stderr
+    assert {"device", "versions", "read_bandwidth", "bytes_needed"} <= set(report)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--widths", "1,x"), ("--contexts", "0"), ("--acceptance", "0.5,0.9"), ("--acceptance", "a")],
+)
+def test_bench_names_a_bad_list(flag: str, value: str) -> None:
+    done = _run("bench", "--shape", "small", flag, value)
+    assert done.returncode == 2
+    assert f"{flag} is {value!r}" in done.stderr

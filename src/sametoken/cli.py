@@ -15,10 +15,13 @@ from rich.console import Console
 from sametoken.checkpoint import open_checkpoint
 from sametoken.conversation import Conversation
 from sametoken.engine import Engine
-from sametoken.errors import SametokenError
+from sametoken.errors import LawError, RequestError, SametokenError
+from sametoken.lab.bench import Measured, Plan, bench, bytes_needed, law_holds, read_bandwidth
 from sametoken.lab.check import Verdict, check
 from sametoken.lab.inspection import Inspection, inspect_checkpoint
-from sametoken.loading import DRAFTERS, load
+from sametoken.lab.machine import device_name, versions
+from sametoken.lab.synthetic import SHAPES, random_engine
+from sametoken.loading import DRAFTERS, LONGEST_DRAFT, load
 from sametoken.request import Chunk, Generation, Options, Stats
 from sametoken.sampling import Sampling
 
@@ -179,6 +182,63 @@ def check_command(
     raise typer.Exit(0 if exact else 1)
 
 
+@app.command(name="bench")
+def bench_command(
+    model: ModelOption = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help=f"Random weights instead of a model: {', '.join(SHAPES)}."),
+    ] = None,
+    contexts: Annotated[str, typer.Option("--contexts", help="Prompt lengths.")] = "64",
+    widths: Annotated[str, typer.Option(help="Rows of a pass.")] = "1,2,4,8",
+    draft_lengths: Annotated[str, typer.Option(help="Drafted tokens a round.")] = "1,3",
+    acceptance: Annotated[
+        str, typer.Option(help="Scripted acceptance by position, unconditional.")
+    ] = "0.88,0.78,0.66",
+    tokens: Annotated[int, typer.Option("-n", "--tokens", help="Length of every text.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Timed repeats of a pass.")] = 5,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    threads: ThreadsOption = 1,
+) -> None:
+    """Measure speed beside a law check; a table on stderr, one JSON line on stdout."""
+    plan = Plan(
+        contexts=_integers("--contexts", contexts),
+        widths=_integers("--widths", widths),
+        draft_lengths=_integers("--draft-lengths", draft_lengths),
+        shares=_shares_of(acceptance),
+        tokens=tokens,
+        repeats=repeats,
+    )
+    # The law check's own prompts need some room too.
+    room = max(256, max(plan.contexts) + tokens + max(plan.widths))
+    if shape is None:
+        engine = _load(model, None, LONGEST_DRAFT, device, dtype, room, threads)
+    else:
+        engine = random_engine(shape, device=device, dtype=dtype, context=room, threads=threads)
+    if not law_holds(engine, plan):
+        raise LawError("plain and drafted text differ here, so no speed is reported; run check.")
+    bandwidth = read_bandwidth(engine.model.device, repeats)
+    figures = []
+    for figure in bench(engine, plan, bandwidth):
+        figures.append(figure)
+        _print_figure(figure)
+    _print_json(
+        {
+            "model": shape or model or "demo",
+            "law": "green",
+            "backend": engine.model.ops.backend,
+            "device": device_name(engine.model.device),
+            "dtype": str(engine.model.dtype).removeprefix("torch."),
+            "versions": versions(),
+            "read_bandwidth": bandwidth,
+            "bytes_needed": {c: bytes_needed(engine, c) for c in plan.contexts},
+            "scripted_acceptance": plan.shares,
+            "figures": [figure.as_json() for figure in figures],
+        }
+    )
+
+
 @app.command(name="inspect")
 def inspect_command(
     path: Annotated[str, typer.Argument(help="Folder or hub name of a model.")],
@@ -318,6 +378,36 @@ def _inspection_rows(x: Inspection) -> Iterator[tuple[str, str]]:
     yield "active", f"{_megabytes(x.active_bytes)} read per token"
     head = f"{x.mtp}, {_megabytes(x.mtp_bytes)}" if x.mtp == "present" else x.mtp
     yield "MTP head", head
+
+
+def _integers(flag: str, text: str) -> tuple[int, ...]:
+    """Positive integers separated by commas."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise RequestError(f"{flag} is {text!r}; give positive integers such as 1,2,4.")
+    return tuple(int(part) for part in parts)
+
+
+def _shares_of(text: str) -> tuple[float, ...]:
+    """Shares between 0 and 1 that do not increase, separated by commas."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = (2.0,)
+    if not all(0 <= share <= 1 for share in shares) or list(shares) != sorted(shares)[::-1]:
+        raise RequestError(
+            f"--acceptance is {text!r}; give shares that do not increase, such as 0.9,0.7."
+        )
+    return shares
+
+
+def _print_figure(f: Measured) -> None:
+    speed = "" if f.tokens_per_second is None else f"{f.tokens_per_second:10.1f} tokens/s"
+    share = "" if f.floor_share is None else f"  {f.floor_share:.0%} of the read floor"
+    kept = "" if not f.acceptance else "  accepted " + " ".join(f"{a:.2f}" for a in f.acceptance)
+    times = f"{f.median * 1e3:9.2f} ms  ({f.least * 1e3:.2f} to {f.most * 1e3:.2f})"
+    line = f"{f.context:>6}  {f.what:<14} {times}{speed}{share}{kept}"
+    _err.print(line, markup=False, soft_wrap=True)
 
 
 def _megabytes(count: int) -> str:

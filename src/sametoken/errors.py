@@ -17,6 +17,10 @@ class RequestError(SametokenError):
     """A prompt or a setting that cannot be served as asked."""
 
 
+class LawError(SametokenError):
+    """Two runs that must agree bit by bit do not."""
+
+
 class NumericError(SametokenError):
     """The model's arithmetic left the numbers, as float16 may."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sametoken.cache import Cache
-from sametoken.checkpoint import Checkpoint, demo_path, open_checkpoint
+from sametoken.checkpoint import demo_path, open_checkpoint
 from sametoken.config import ModelConfig
 from sametoken.drafters import Drafter
 from sametoken.drafters.mtp import MtpDrafter
@@ -20,7 +20,7 @@ from sametoken.model import Model
 from sametoken.ops import load_ops
 from sametoken.ops.qkv import rope_table
 from sametoken.text import Tokenizer
-from sametoken.weights import read_weights
+from sametoken.weights import Tensors, read_weights
 
 DRAFTERS = ("mtp", "ngram", "none")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,15 +68,15 @@ def load(
         tokenizer,
         draft=draft,
         draft_max=draft_max,
-        device=_device(device),
-        dtype=_dtype(dtype, device, checkpoint),
+        device=device_named(device),
+        dtype=dtype_named(dtype, device, checkpoint.main_dtype),
         context=context,
         slots=slots,
     )
 
 
 def build(
-    checkpoint: Checkpoint,
+    checkpoint: Tensors,
     tokenizer: Tokenizer | None,
     *,
     draft: str | None,
@@ -126,7 +126,8 @@ def _drafter(name: str | None, model: Model, cache: Cache) -> Drafter | None:
     return MtpDrafter(model, head, cache)
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """A device that works here; raises `RequestError` for one that does not."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -135,9 +136,10 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str | None, device: str, checkpoint: Checkpoint) -> torch.dtype:
+def dtype_named(name: str | None, device: str, stored: torch.dtype) -> torch.dtype:
+    """A dtype by name; None is float32 on a CPU and the `stored` one elsewhere."""
     if name is None:
-        return torch.float32 if device == "cpu" else checkpoint.main_dtype
+        return torch.float32 if device == "cpu" else stored
     if name not in DTYPES:
         raise RequestError(f"--dtype is {name!r}; it must be one of {', '.join(DTYPES)}.")
     return DTYPES[name]

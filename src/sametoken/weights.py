@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint import Checkpoint
-from sametoken.config import Mixer
+from sametoken.config import Mixer, ModelConfig
 from sametoken.errors import CheckpointError
 from sametoken.ops.delta import DeltaWeights
 from sametoken.ops.experts import ExpertWeights
@@ -98,7 +98,21 @@ class MissingTensor(CheckpointError):
     """A tensor the architecture needs is not in the checkpoint."""
 
 
-def read_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Weights:
+class Tensors(Protocol):
+    """What a checkpoint is to this module: a config and named tensors."""
+
+    @property
+    def folder(self) -> object: ...  # noqa: D102 - named in errors
+    @property
+    def config(self) -> ModelConfig: ...  # noqa: D102
+    @property
+    def names(self) -> frozenset[str]: ...  # noqa: D102
+    def shape(self, name: str) -> tuple[int, ...]: ...  # noqa: D102
+    def dtype(self, name: str) -> torch.dtype: ...  # noqa: D102
+    def tensor(self, name: str) -> Tensor: ...  # noqa: D102
+
+
+def read_weights(checkpoint: Tensors, dtype: torch.dtype, device: torch.device) -> Weights:
     """Read a checkpoint into records, matrices in `dtype`.
 
     Raises `CheckpointError` for a missing, surplus or misshapen tensor. A missing or incomplete
@@ -132,7 +146,7 @@ _MTP_PREFIXES = ("mtp.", "model.mtp.")
 class _Take:
     """Hands each tensor out once, with its shape checked."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, checkpoint: Tensors, dtype: torch.dtype, device: torch.device) -> None:
         self.checkpoint, self.dtype, self.device = checkpoint, dtype, device
         self.config = checkpoint.config
         self.left = set(checkpoint.names)
@@ -159,8 +173,7 @@ class _Take:
         self.left.discard(name)
         if self.device.type == "meta":
             return torch.empty(shape, dtype=self.checkpoint.dtype(name), device=self.device)
-        tensor: Tensor = self.checkpoint.tensor(name)
-        return tensor
+        return self.checkpoint.tensor(name)
 
     def matrix(self, name: str, *shape: int) -> Tensor:
         return self.raw(name, *shape).to(self.device, self.dtype)

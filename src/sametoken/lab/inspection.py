@@ -70,7 +70,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         formats=dict(formats.most_common()),
         parameters=sum(torch.Size(checkpoint.shape(n)).numel() for n in checkpoint.names),
         file_bytes=checkpoint.nbytes,
-        active_bytes=_active_bytes(weights),
+        active_bytes=active_bytes(weights),
         mtp=weights.mtp_problem or mtp,
         mtp_bytes=_mtp_bytes(weights.mtp),
     )
@@ -80,7 +80,8 @@ def _format(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _active_bytes(weights: Weights) -> int:
+def active_bytes(weights: Weights) -> int:
+    """Bytes of weights that plain decoding reads for one token."""
     row = weights.embed[:1]
     layers = sum(_layer_bytes(layer, chosen_only=True) for layer in weights.layers)
     return layers + _bytes(row, weights.norm.weight, weights.head)
