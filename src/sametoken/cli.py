@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sametoken.checkpoint import open_checkpoint
 from sametoken.conversation import Conversation
+from sametoken.display import (
+    err,
+    generation_json,
+    note,
+    print_figure,
+    print_inspection,
+    print_json,
+    print_summary,
+    print_verdict,
+    report,
+    show,
+)
 from sametoken.engine import Engine
 from sametoken.errors import LawError, RequestError, SametokenError
-from sametoken.lab.bench import Measured, Plan, bench, bytes_needed, law_holds, read_bandwidth
-from sametoken.lab.check import Verdict, check
-from sametoken.lab.inspection import Inspection, inspect_checkpoint
+from sametoken.lab.bench import Plan, bench, bytes_needed, law_holds, read_bandwidth
+from sametoken.lab.check import check
+from sametoken.lab.inspection import inspect_checkpoint
 from sametoken.lab.machine import device_name, versions
 from sametoken.lab.synthetic import SHAPES, random_engine
 from sametoken.loading import DRAFTERS, LONGEST_DRAFT, load
-from sametoken.request import Chunk, Generation, Options, Stats
+from sametoken.request import Options
 from sametoken.sampling import Sampling
 
 app = typer.Typer(
@@ -30,8 +39,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Run a mixture-of-experts model with speculation that changes no bit of the output.",
 )
-_err = Console(stderr=True, highlight=False)
-
 ModelOption = Annotated[
     str | None,
     typer.Option("-m", "--model", help="Folder or hub name; default: the built-in demo model."),
@@ -63,7 +70,7 @@ def main() -> None:
     try:
         app()
     except SametokenError as error:
-        _err.print(f"sametoken: {error}", markup=False, soft_wrap=True)
+        err.print(f"sametoken: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -106,9 +113,9 @@ def generate(
     engine = _load(model, draft, draft_max, device, dtype, context, threads)
     text = sys.stdin.read() if prompt == "-" else prompt
     if as_json:
-        _print_json(_generation_json(engine.generate(text, options)[0]))
+        print_json(generation_json(engine.generate(text, options)[0]))
     else:
-        _report(_show(engine.stream(text, options)))
+        report(show(engine.stream(text, options)))
 
 
 @app.command()
@@ -145,7 +152,7 @@ def chat(
     engine = _load(model, draft, draft_max, device, dtype, context, threads)
     conversation = Conversation(engine, Options(sampling, max_tokens), system)
     while line := _next_turn():
-        _report(_show(conversation.ask(line)))
+        report(show(conversation.ask(line)))
 
 
 @app.command(name="check")
@@ -162,15 +169,15 @@ def check_command(
     """Compare plain and speculative decoding bit by bit; exit code 1 if anything differs."""
     engine = _load(model, draft, draft_max, device, dtype, None, threads)
     where = f"{engine.model.ops.backend} backend, {engine.model.device}, {engine.model.dtype}"
-    _err.print(f"{where}; plain and alone against drafted and together", style="dim")
+    err.print(f"{where}; plain and alone against drafted and together", style="dim")
     verdicts = []
     for verdict in check(engine, draft_max, tokens):
         verdicts.append(verdict)
         if not as_json:
-            _print_verdict(verdict)
+            print_verdict(verdict)
     exact = all(verdict.exact for verdict in verdicts)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "exact": exact,
                 "backend": engine.model.ops.backend,
@@ -178,7 +185,7 @@ def check_command(
             }
         )
     else:
-        _print_summary(verdicts)
+        print_summary(verdicts)
     raise typer.Exit(0 if exact else 1)
 
 
@@ -222,8 +229,8 @@ def bench_command(
     figures = []
     for figure in bench(engine, plan, bandwidth):
         figures.append(figure)
-        _print_figure(figure)
-    _print_json(
+        print_figure(figure)
+    print_json(
         {
             "model": shape or model or "demo",
             "law": "green",
@@ -247,9 +254,9 @@ def inspect_command(
     """Say what a checkpoint is: architecture, sizes, formats, MTP head, bytes a token reads."""
     found = inspect_checkpoint(open_checkpoint(path))
     if as_json:
-        _print_json(asdict(found))
+        print_json(asdict(found))
     else:
-        _print_inspection(found)
+        print_inspection(found)
 
 
 def _load(
@@ -274,110 +281,15 @@ def _load(
             threads=threads,
         )
     for warning in caught:
-        _note(str(warning.message))
+        note(str(warning.message))
     return engine
-
-
-def _note(text: str) -> None:
-    _err.print(f"note: {text}", markup=False, soft_wrap=True, style="yellow")
 
 
 def _next_turn() -> str:
     """One line from stdin, with a prompt where a person types it."""
     if sys.stdin.isatty():
-        _err.print("> ", end="")
+        err.print("> ", end="")
     return sys.stdin.readline().strip()
-
-
-def _show(chunks: Iterator[Chunk]) -> Generation:
-    """Stream text to stdout as it is made; returns the finished sequence."""
-    done = None
-    for chunk in chunks:
-        print(chunk.text, end="", flush=True)
-        done = chunk.generation
-    print(flush=True)
-    assert done is not None, "a stream ends with the whole"
-    return done
-
-
-def _report(done: Generation) -> None:
-    """Statistics of one sequence, one line on stderr."""
-    stats = done.stats
-    parts = [f"{len(done.tokens)} tokens in {stats.rounds} rounds"]
-    if stats.decode_seconds > 0:
-        parts.append(f"{(len(done.tokens) - 1) / stats.decode_seconds:.1f} tokens/s")
-    prompt = f"prompt {stats.prompt_tokens} tokens"
-    if stats.cached_tokens:
-        prompt += f" ({stats.cached_tokens} of them kept)"
-    parts.append(f"{prompt} in {stats.prompt_seconds:.2f} s")
-    if stats.drafted:
-        parts.append(f"accepted by position {_shares(stats)}")
-    _err.print("; ".join(parts), markup=False, soft_wrap=True, style="dim")
-
-
-def _shares(stats: Stats) -> str:
-    return " ".join(f"{share:.2f}" for share in stats.acceptance())
-
-
-def _generation_json(done: Generation) -> dict[str, Any]:
-    stats = done.stats
-    fields: dict[str, Any] = {
-        "text": done.text,
-        "tokens": list(done.tokens),
-        "finish_reason": done.finish_reason,
-        "usage": {"prompt_tokens": stats.prompt_tokens, "completion_tokens": len(done.tokens)},
-        "stats": asdict(stats) | {"acceptance": stats.acceptance()},
-    }
-    if done.picked and done.picked[0].logprob is not None:
-        fields["logprobs"] = [
-            {"token": p.token, "logprob": p.logprob, "top": [list(pair) for pair in p.top]}
-            for p in done.picked
-        ]
-    return fields
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, ensure_ascii=False))
-
-
-def _print_verdict(v: Verdict) -> None:
-    same = "same" if v.exact else _difference(v)
-    shares = _shares(v.stats) if v.stats.drafted else "nothing drafted"
-    print(
-        f"prompt {v.prompt + 1}  {v.setting:<8} {v.drafter:<5} k={v.draft_max}  "
-        f"plain {v.plain_digest}  speculative {v.digest}  {same:<6} accepted {shares}"
-    )
-
-
-def _difference(v: Verdict) -> str:
-    if v.first_difference is not None:
-        return f"DIFFERS at token {v.first_difference}"
-    return "DIFFERS in the state left behind"
-
-
-def _print_summary(verdicts: list[Verdict]) -> None:
-    wrong = sum(not v.exact for v in verdicts)
-    tally = f"{len(verdicts)} comparisons"
-    print(f"{tally}, {wrong} differ" if wrong else f"{tally}, not one bit differs")
-
-
-def _print_inspection(found: Inspection) -> None:
-    for name, text in _inspection_rows(found):
-        print(f"{name:<13} {text}")
-
-
-def _inspection_rows(x: Inspection) -> Iterator[tuple[str, str]]:
-    yield "architecture", x.model_type
-    yield "layers", f"{x.layers} ({x.delta_layers} DeltaNet, {x.attention_layers} attention)"
-    yield "sizes", f"hidden {x.hidden_size}, vocabulary {x.vocab_size}, context {x.context}"
-    if x.experts:
-        yield "experts", f"{x.experts_per_token} of {x.experts} per token"
-    yield "parameters", f"{x.parameters:,}"
-    yield "weights", f"{_megabytes(x.file_bytes)} on disk"
-    yield "formats", ", ".join(f"{name} × {count}" for name, count in x.formats.items())
-    yield "active", f"{_megabytes(x.active_bytes)} read per token"
-    head = f"{x.mtp}, {_megabytes(x.mtp_bytes)}" if x.mtp == "present" else x.mtp
-    yield "MTP head", head
 
 
 def _integers(flag: str, text: str) -> tuple[int, ...]:
@@ -399,16 +311,3 @@ def _shares_of(text: str) -> tuple[float, ...]:
             f"--acceptance is {text!r}; give shares that do not increase, such as 0.9,0.7."
         )
     return shares
-
-
-def _print_figure(f: Measured) -> None:
-    speed = "" if f.tokens_per_second is None else f"{f.tokens_per_second:10.1f} tokens/s"
-    share = "" if f.floor_share is None else f"  {f.floor_share:.0%} of the read floor"
-    kept = "" if not f.acceptance else "  accepted " + " ".join(f"{a:.2f}" for a in f.acceptance)
-    times = f"{f.median * 1e3:9.2f} ms  ({f.least * 1e3:.2f} to {f.most * 1e3:.2f})"
-    line = f"{f.context:>6}  {f.what:<14} {times}{speed}{share}{kept}"
-    _err.print(line, markup=False, soft_wrap=True)
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
