@@ -191,7 +191,7 @@ class MtpOracle:
             hidden[None],
             position_embeddings=rotary,
             position_ids=positions[None],
-            past_key_values=self.cache,
+            cache=self.cache,
             **masks,
         )
         return out[0], self.head.shared_head(out)[0]

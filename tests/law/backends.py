@@ -23,8 +23,8 @@ def device_of(backend: str) -> str:
 
 
 def widths_of(backend: str) -> Sequence[int]:
-    """Every width; in the interpreter those around the borders of a tile."""
-    return (2, 5, 16, 17) if backend == "triton" and not HAS_GPU else ALL_WIDTHS
+    """Every width; in the interpreter one inside a tile and one beyond it."""
+    return (3, ROWS) if backend == "triton" and not HAS_GPU else ALL_WIDTHS
 
 
 __all__ = ["ALL_WIDTHS", "BACKENDS", "HAS_GPU", "device_of", "widths_of"]
