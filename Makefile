@@ -15,7 +15,7 @@ test: $(VENV)/ready
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n auto $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n auto --dist worksteal $(PYTEST_FLAGS)
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -8,23 +8,41 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import sametoken
-from sametoken.checkpoint import open_checkpoint
+from sametoken.checkpoint import demo_path, open_checkpoint
 from sametoken.engine import Engine
 from sametoken.loading import build
+from sametoken.text import Tokenizer
 from sametoken.track import Track
+
+# The backends that run whole models on this machine's processor.
+CPU_BACKENDS = ("reference", "cpu")
 
 
 @cache
-def demo() -> Engine:
-    """The demo model as `sametoken.load` gives it: MTP drafts of up to 3."""
-    return sametoken.load(slots=48, context=1024)
+def demo(backend: str = "cpu") -> Engine:
+    """The demo model on a backend: room for many, MTP drafts of up to 3."""
+    checkpoint = open_checkpoint(demo_path())
+    return build(
+        checkpoint,
+        Tokenizer.from_folder(checkpoint.folder, checkpoint.config),
+        draft="mtp",
+        draft_max=3,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        context=1024,
+        slots=48,
+        backend=backend,
+    )
 
 
 def engine_of(
-    folder: Path, *, draft: str | None = None, dtype: torch.dtype = torch.float32
+    folder: Path,
+    *,
+    draft: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    backend: str | None = None,
 ) -> Engine:
-    """A checkpoint of any kind, speaking token ids."""
+    """A checkpoint of any kind, speaking token ids; on the default backend if none is named."""
     return build(
         open_checkpoint(folder),
         None,
@@ -32,6 +50,7 @@ def engine_of(
         draft_max=3,
         device=torch.device("cpu"),
         dtype=dtype,
+        backend=backend,
     )
 
 

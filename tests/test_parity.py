@@ -15,7 +15,7 @@ from sametoken.request import Options
 from sametoken.rows import Rows
 from sametoken.sampling import Sampling
 from sametoken.track import Track
-from tests.engines import engine_of
+from tests.engines import CPU_BACKENDS, engine_of
 from tests.tiny import MODEL_TYPES, MtpOracle, load_reference, make_tiny, mtp_oracle
 
 # Relative error of a logits row, ‖ours − theirs‖ / ‖theirs‖. fp32: both sum some tens of products
@@ -66,8 +66,8 @@ def _track(engine: Engine, ids: list[int]) -> Track:
     return Track(ids, lease, None)
 
 
-def _assert_parity(folder: Path) -> None:
-    engine, reference = engine_of(folder), load_reference(folder)
+def _assert_parity(folder: Path, backend: str | None = None) -> None:
+    engine, reference = engine_of(folder, backend=backend), load_reference(folder)
     ids = _ids(engine.model.config.vocab_size)
     with torch.no_grad():
         wanted = reference(torch.tensor([ids])).logits[0]
@@ -81,8 +81,10 @@ def _assert_parity(folder: Path) -> None:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_family(tmp_path: Path, model_type: str, tied: bool) -> None:
-    _assert_parity(make_tiny(tmp_path, model_type, tied=tied, mtp="qwen3_5" in model_type))
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_every_family(tmp_path: Path, backend: str, model_type: str, tied: bool) -> None:
+    make_tiny(tmp_path, model_type, tied=tied, mtp="qwen3_5" in model_type)
+    _assert_parity(tmp_path, backend)
 
 
 @pytest.mark.parametrize("shape", list(SHAPES)[1:])
@@ -115,10 +117,12 @@ def test_bf16(tmp_path: Path, model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", [t for t in MODEL_TYPES if "qwen3_5" in t])
-def test_mtp_head(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_mtp_head(tmp_path: Path, backend: str, model_type: str) -> None:
     """Prompt fill, then three chained steps, against transformers' generic MTP model."""
     make_tiny(tmp_path, model_type, mtp=True)
-    engine, oracle = engine_of(tmp_path, draft="mtp"), mtp_oracle(tmp_path)
+    engine = engine_of(tmp_path, draft="mtp", backend=backend)
+    oracle = mtp_oracle(tmp_path)
     weights = engine.model.weights.mtp
     assert weights is not None
     ids = _ids(engine.model.config.vocab_size)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_the_table_quotes_the_measurement() -> None:
     readme = (ROOT / "README.md").read_text()
-    measured = json.loads((ROOT / "benchmarks" / "demo-reference.json").read_text())
+    measured = json.loads((ROOT / "benchmarks" / "demo-cpu.json").read_text())
     for kind in ("code", "prose"):
         found = measured[kind]
         shares = " / ".join(f"{share:.2f}" for share in found["acceptance_by_position"])
@@ -19,6 +19,8 @@ def test_the_table_quotes_the_measurement() -> None:
         assert row is not None, f"the README has no row for {kind}"
         assert f"| {found['tokens']:,} | {found['prompts_that_differ']} |" in row[0]
         assert f"| {shares} | {found['tokens_per_round']:.2f} |" in row[0]
+        speed = found["tokens_per_second"]
+        assert f"| {speed['mtp'] / speed['plain']:.2f}× |" in row[0]
     assert measured["versions"]["torch"] in readme
 
 

@@ -1,6 +1,6 @@
 """Measure the demo model through the public engine: is it exact, and what does drafting accept?
 
-    python tools/measure_demo.py --out benchmarks/demo-reference.json
+    python tools/measure_demo.py --out benchmarks/demo-cpu.json
 
 Greedy continuations of the held-out prompts in `tools/train_demo/prompts.json`, plainly and with
 MTP drafts, one prompt at a time.
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
 import torch
 
 import sametoken
+from sametoken.lab.machine import device_name, versions
 from sametoken.request import Generation, Stats
 
 PROMPTS = Path(__file__).parent / "train_demo" / "prompts.json"
-COMMAND = "python tools/measure_demo.py --out benchmarks/demo-reference.json"
+COMMAND = "python tools/measure_demo.py --out benchmarks/demo-cpu.json"
 
 
 def main() -> None:
@@ -35,15 +35,11 @@ def main() -> None:
     for prompt in json.loads(PROMPTS.read_text())["prompts"]:
         kinds.setdefault(prompt["kind"], []).append(prompt["text"])
     report = {
-        "what": "demo model, reference backend, greedy, held-out prompts",
+        "what": f"demo model, {engine.model.ops.backend} backend, greedy, held-out prompts",
         "command": COMMAND,
-        "device": platform.processor() or platform.machine(),
-        "cores": torch.get_num_threads(),
-        "versions": {
-            "sametoken": sametoken.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "device": device_name(engine.model.device),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
         "tokens": arguments.tokens,
         "draft_max": arguments.draft_max,
     }

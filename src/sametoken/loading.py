@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import torch
 
 from sametoken.cache import Cache
@@ -53,9 +54,7 @@ def load(
     """
     if draft is not None and draft not in DRAFTERS:
         raise RequestError(f"--draft is {draft!r}; it must be one of {', '.join(DRAFTERS)}.")
-    if threads < 1:
-        raise RequestError(f"--threads is {threads}; it must be at least 1.")
-    torch.set_num_threads(threads)
+    use_threads(threads)
     if not 0 <= draft_max <= LONGEST_DRAFT:
         raise RequestError(f"--draft-max is {draft_max}; it must be in [0, {LONGEST_DRAFT}].")
     checkpoint = open_checkpoint(demo_path() if model is None else model)
@@ -85,11 +84,13 @@ def build(
     dtype: torch.dtype,
     context: int | None = None,
     slots: int = 8,
+    backend: str | None = None,
 ) -> Engine:
     """`load` for a checkpoint that is already open; without a tokenizer it speaks token ids."""
     config = checkpoint.config
     positions = _context(context, config)
-    weights = read_weights(checkpoint, dtype, device)
+    backend = backend or default_backend(device, dtype)
+    weights = read_weights(checkpoint, _weight_dtype(checkpoint, backend, dtype), device)
     if weights.mtp_problem and draft == "mtp":
         raise CheckpointError(f"--draft mtp cannot be had: {weights.mtp_problem}.")
     if weights.mtp_problem and draft is None:
@@ -98,7 +99,7 @@ def build(
         # Rows above the tokenizer's ids are padding: they have logits, but stand for nothing.
         weights = replace(weights, head=weights.head[: tokenizer.size])
     rope = rope_table(config.attention, positions, device)
-    model = Model(config, weights, load_ops("reference"), rope, dtype, device)
+    model = Model(config, weights, load_ops(backend), rope, dtype, device)
     cache = Cache(
         config,
         slots=slots,
@@ -110,6 +111,17 @@ def build(
     )
     drafter = _drafter(draft, model, cache)
     return Engine(model, cache, tokenizer=tokenizer, drafter=drafter, draft_max=draft_max)
+
+
+def default_backend(device: torch.device, dtype: torch.dtype) -> str:
+    """Compiled kernels on a CPU, which keep rows in float32; the reference elsewhere."""
+    return "cpu" if device.type == "cpu" and dtype == torch.float32 else "reference"
+
+
+def _weight_dtype(checkpoint: Tensors, backend: str, dtype: torch.dtype) -> torch.dtype:
+    """The CPU kernels read bf16 as it is stored, which is exact and half the bytes."""
+    stored = {checkpoint.dtype(name) for name in checkpoint.names}
+    return torch.bfloat16 if backend == "cpu" and stored == {torch.bfloat16} else dtype
 
 
 def _drafter(name: str | None, model: Model, cache: Cache) -> Drafter | None:
@@ -124,6 +136,15 @@ def _drafter(name: str | None, model: Model, cache: Cache) -> Drafter | None:
             "use --draft ngram or --draft none."
         )
     return MtpDrafter(model, head, cache)
+
+
+def use_threads(threads: int) -> None:
+    """Set the threads of this process's CPU arithmetic; raises `RequestError` out of range."""
+    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    if not 1 <= threads <= most:
+        raise RequestError(f"--threads is {threads}; this machine has 1 to {most}.")
+    torch.set_num_threads(threads)
+    numba.set_num_threads(threads)
 
 
 def device_named(name: str) -> torch.device:

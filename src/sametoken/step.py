@@ -61,5 +61,6 @@ def settle(model: Model, cache: Cache, span: Span) -> None:
     """Let the recurrent state absorb the accepted drafts it still has in its log."""
     rows = Rows((span,))
     for mixer, state in zip(model.delta_mixers(), cache.delta, strict=True):
-        nothing = mixer.inputs.new_empty((0, mixer.inputs.shape[0]))
+        width = mixer.inputs.shape[0]
+        nothing = torch.empty((0, width), dtype=model.dtype, device=model.device)
         model.ops.delta(nothing, mixer.delta, state, rows)

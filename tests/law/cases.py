@@ -23,8 +23,8 @@ from sametoken.ops.qkv import HeadNorms, rope_table
 from sametoken.ops.router import RouterWeights, Routing
 from sametoken.rows import Rows, Span
 from sametoken.sampling import Ask, Sampling
+from tests.law.backends import ROWS, device_of
 
-ROWS = 17
 H, OUT, INNER, SHARED, EXPERTS, TOP_K, VOCAB = 83, 61, 29, 37, 11, 3, 317
 ATTENTION = AttentionShape(6, 2, 22, 10, 10000.0, gated=True)
 DELTA = DeltaShape(key_heads=2, value_heads=6, key_dim=13, value_dim=19, conv_kernel=4)
@@ -35,10 +35,14 @@ Run = Callable[[Ops, Sequence[int]], Tensor]
 
 @dataclass(frozen=True)
 class World:
-    """Random material of one seed and dtype, drawn on the CPU and put on a device."""
+    """Random material of one seed, drawn on the CPU and put on a device.
+
+    `dtype` is that of the weights, `rows_dtype` that of the rows.
+    """
 
     generator: torch.Generator
     dtype: torch.dtype
+    rows_dtype: torch.dtype
     device: torch.device
 
     def exact(self, *shape: int) -> Tensor:
@@ -46,7 +50,7 @@ class World:
         return torch.randn(shape, generator=self.generator).to(self.device)
 
     def rows(self, *shape: int) -> Tensor:
-        return self.exact(*shape).to(self.dtype)
+        return self.exact(*shape).to(self.rows_dtype)
 
     def weight(self, *shape: int) -> Tensor:
         return (self.exact(*shape) * shape[-1] ** -0.5).to(self.dtype)
@@ -62,13 +66,17 @@ class World:
         return torch.randint(high, shape, generator=self.generator).to(self.device)
 
 
-def world(seed: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> World:
-    return World(torch.Generator().manual_seed(seed), dtype, torch.device(device))
+def world(seed: int, dtype: torch.dtype, backend: str = "reference") -> World:
+    """A world as `backend` wants it: where it runs, and in the rows' dtype it knows."""
+    # The CPU kernels keep rows in fp32 whatever the weights are.
+    rows_dtype = torch.float32 if backend == "cpu" else dtype
+    device = torch.device(device_of(backend))
+    return World(torch.Generator().manual_seed(seed), dtype, rows_dtype, device)
 
 
 def embed(w: World) -> Run:
     ids, table = w.ids(VOCAB, ROWS), w.weight(VOCAB, H)
-    return lambda ops, chosen: ops.embed(ids[list(chosen)], table, w.dtype)
+    return lambda ops, chosen: ops.embed(ids[list(chosen)], table, w.rows_dtype)
 
 
 def norm(w: World) -> Run:

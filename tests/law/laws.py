@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sametoken.lab.check import same_bits
 from sametoken.ops import Ops
-from tests.law.cases import ROWS, Run
+from tests.law.backends import ROWS
+from tests.law.cases import Run
 
 
 def assert_row_alone(run: Run, ops: Ops, widths: Sequence[int]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numba
 import pytest
 import torch
 
+from sametoken.lab.check import same_bits
 from sametoken.ops import OP_NAMES, load_ops
-from tests.law.backends import BACKENDS, device_of, widths_of
+from tests.law.backends import BACKENDS, ROWS, widths_of
 from tests.law.cases import CASES, world
 from tests.law.laws import assert_row_alone
 
@@ -19,5 +21,18 @@ def test_every_op_has_a_case() -> None:
 @pytest.mark.parametrize("op", OP_NAMES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_row_alone(backend: str, op: str, dtype: torch.dtype) -> None:
-    run = CASES[op](world(0, dtype, device_of(backend)))
+    run = CASES[op](world(0, dtype, backend))
     assert_row_alone(run, load_ops(backend), widths_of(backend))
+
+
+@pytest.mark.parametrize("op", OP_NAMES)
+def test_threads_change_no_bit(op: str) -> None:
+    run, ops = CASES[op](world(0, torch.bfloat16, "cpu")), load_ops("cpu")
+    before = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        serial = run(ops, range(ROWS))
+        numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+        assert same_bits([run(ops, range(ROWS))], [serial])
+    finally:
+        numba.set_num_threads(before)

@@ -15,8 +15,8 @@ from sametoken.rows import Rows, Span
 from sametoken.sampling import Ask, Sampling
 from sametoken.step import Work, settle, step
 from sametoken.track import Track
-from tests.engines import demo
-from tests.law.backends import BACKENDS, device_of
+from tests.engines import CPU_BACKENDS, demo
+from tests.law.backends import BACKENDS
 from tests.law.cases import World, delta_sequence, world
 from tests.law.planted import REWIND
 
@@ -25,9 +25,9 @@ SAMPLING = Sampling(temperature=0.9, repetition_penalty=1.2, seed=5)
 LENGTH = 40
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return demo()
+@pytest.fixture(scope="module", params=CPU_BACKENDS)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return demo(request.param)
 
 
 def _tokens(engine: Engine) -> list[int]:
@@ -148,11 +148,11 @@ PASSES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_recurrence_in_passes(backend: str, dtype: torch.dtype, passes: str) -> None:
-    ops, device = load_ops(backend), device_of(backend)
+    ops = load_ops(backend)
     plan = PASSES[passes]
     length = sum(certain + accepted for certain, _, accepted in plan)
-    singly = _play(ops, world(4, dtype, device), [(1, 0, 0)] * length)
-    together = _play(ops, world(4, dtype, device), plan)
+    singly = _play(ops, world(4, dtype, backend), [(1, 0, 0)] * length)
+    together = _play(ops, world(4, dtype, backend), plan)
     assert same_bits(together, singly)
 
 

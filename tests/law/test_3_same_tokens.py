@@ -21,7 +21,7 @@ from sametoken.job import Job
 from sametoken.lab.check import first_difference, same_bits
 from sametoken.request import Options
 from sametoken.sampling import Sampling
-from tests.engines import demo, state
+from tests.engines import CPU_BACKENDS, demo, state
 from tests.hostile import (
     AlwaysWrong,
     ChangingLength,
@@ -48,20 +48,28 @@ DRAFTERS = ("mtp", "ngram", "random", "shifted", "wrong", "end", "changing", "un
 LENGTHS = (1, 2, 3, 5, 8)
 
 
-def _streams(every_setting: bool) -> Iterator[tuple[str, int, str]]:
-    """Every drafter at every draft length; under every setting, or under each in turn, so that
-    each drafter and each length still meets all four.
+Stream = tuple[str, str, int, str]
+
+
+def _streams(every_setting: bool) -> Iterator[Stream]:
+    """Every drafter at every draft length under every setting on every backend; or a choice that
+    ordinary runs have time for: on the compiled backend each pair under one setting in turn, so
+    that each drafter and each length still meets all four, on the reference each drafter once.
     """
     names = list(SETTINGS)
-    for (i, drafter), (j, length) in product(enumerate(DRAFTERS), enumerate(LENGTHS)):
-        chosen = names if every_setting else [names[(i + j) % len(names)]]
-        yield from ((drafter, length, setting) for setting in chosen)
+    if every_setting:
+        yield from product(CPU_BACKENDS, DRAFTERS, LENGTHS, names)
+        return
+    for i, drafter in enumerate(DRAFTERS):
+        yield "reference", drafter, LENGTHS[i % len(LENGTHS)], names[i % len(names)]
+        for j, length in enumerate(LENGTHS):
+            yield "cpu", drafter, length, names[(i + j) % len(names)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "stream" in metafunc.fixturenames:
         streams = list(_streams(metafunc.config.getoption("every_setting")))
-        metafunc.parametrize("stream", streams, ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
+        metafunc.parametrize("stream", streams, ids=lambda s: "-".join(map(str, s)))
 
 
 @cache
@@ -77,16 +85,16 @@ def _options(setting: str, **more: object) -> Options:
 
 
 @cache
-def _plain(setting: str) -> tuple[tuple[int, ...], list[Tensor]]:
+def _plain(backend: str, setting: str) -> tuple[tuple[int, ...], list[Tensor]]:
     """The stream decoded plainly and alone, and what it leaves behind."""
-    (done,) = demo().generate(list(_prompt()), _options(setting))
-    return done.tokens, state(demo(), done.kept)
+    (done,) = demo(backend).generate(list(_prompt()), _options(setting))
+    return done.tokens, state(demo(backend), done.kept)
 
 
-def _drafter(name: str, setting: str) -> Drafter:
-    engine = demo()
+def _drafter(backend: str, name: str, setting: str) -> Drafter:
+    engine = demo(backend)
     vocabulary = engine.model.config.vocab_size
-    script = {_prompt(): _plain(setting)[0]}
+    script = {_prompt(): _plain(backend, setting)[0]}
     head = engine.model.weights.mtp
     assert head is not None, "the demo model has an MTP head"
     makers = {
@@ -102,22 +110,25 @@ def _drafter(name: str, setting: str) -> Drafter:
     return makers[name]()
 
 
-def _assert_same(found: tuple[int, ...], left: list[Tensor], setting: str, what: str) -> None:
-    tokens, wanted = _plain(setting)
+def _assert_same(
+    found: tuple[int, ...], left: list[Tensor], backend: str, setting: str, what: str
+) -> None:
+    tokens, wanted = _plain(backend, setting)
     assert first_difference(found, tokens) is None, f"{what}: a token differs"
     assert same_bits(left, wanted), f"{what}: the state left behind differs"
 
 
-def test_alone(stream: tuple[str, int, str]) -> None:
-    drafter, length, setting = stream
-    options = _options(setting, drafter=_drafter(drafter, setting), draft_max=length)
-    (done,) = demo().generate(list(_prompt()), options)
-    _assert_same(done.tokens, state(demo(), done.kept), setting, f"{drafter} k={length}")
+def test_alone(stream: Stream) -> None:
+    backend, drafter, length, setting = stream
+    options = _options(setting, drafter=_drafter(backend, drafter, setting), draft_max=length)
+    (done,) = demo(backend).generate(list(_prompt()), options)
+    left = state(demo(backend), done.kept)
+    _assert_same(done.tokens, left, backend, setting, f"{drafter} k={length}")
 
 
 def test_drafts_were_really_accepted_and_rejected() -> None:
     """The streams above exercise both sides of the comparison."""
-    options = _options("greedy", drafter=_drafter("until-last", "greedy"), draft_max=3)
+    options = _options("greedy", drafter=_drafter("cpu", "until-last", "greedy"), draft_max=3)
     (done,) = demo().generate(list(_prompt()), options)
     state(demo(), done.kept)
     first, _, last = done.stats.acceptance()
@@ -125,14 +136,16 @@ def test_drafts_were_really_accepted_and_rejected() -> None:
     assert last == 0.0
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_in_a_crowd(setting: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "setting"), [("reference", "nucleus"), *product(["cpu"], SETTINGS)]
+)
+def test_in_a_crowd(backend: str, setting: str) -> None:
     """Sequences of other prompts, settings, drafters and lengths come and go around the stream."""
-    engine = demo()
+    engine = demo(backend)
     mine = [
         engine.submit(
             list(_prompt()),
-            _options(setting, drafter=_drafter(name, setting), draft_max=length),
+            _options(setting, drafter=_drafter(backend, name, setting), draft_max=length),
         )
         for name, length in zip(DRAFTERS, (3, 5, 1, 2, 3, 8, 5, 8), strict=True)
     ]
@@ -143,7 +156,8 @@ def test_in_a_crowd(setting: str) -> None:
     crowd.leave()
     for name, job in zip(DRAFTERS, mine, strict=True):
         tokens = tuple(p.token for p in job.picked)
-        _assert_same(tokens, state(engine, job.track), setting, f"{name} in a crowd")
+        left = state(engine, job.track)
+        _assert_same(tokens, left, backend, setting, f"{name} in a crowd")
 
 
 class _Crowd:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sametoken.config import AttentionShape, DeltaShape, Mixer, ModelConfig, MoeShape
 from sametoken.engine import Engine
 from sametoken.errors import RequestError
-from sametoken.loading import LONGEST_DRAFT, build, device_named, dtype_named
+from sametoken.loading import LONGEST_DRAFT, build, device_named, dtype_named, use_threads
 
 _ATTENTION_EVERY = 4
 
@@ -98,7 +98,7 @@ def random_engine(
     shape: str, *, device: str, dtype: str | None, context: int, threads: int
 ) -> Engine:
     """An engine on random weights, drafting with its random head; it speaks token ids."""
-    torch.set_num_threads(threads)
+    use_threads(threads)
     where = device_named(device)
     kind = dtype_named(dtype, device, torch.bfloat16)
     return build(

@@ -27,7 +27,11 @@ from sametoken.rows import Rows
 from sametoken.sampling import Ask, Picked
 
 # Backend → where the function named after the op lives.
-BACKENDS = {"reference": "sametoken.ops.{op}", "triton": "sametoken.ops.{op}_triton"}
+BACKENDS = {
+    "reference": "sametoken.ops.{op}",
+    "cpu": "sametoken.ops.{op}_cpu",
+    "triton": "sametoken.ops.{op}_triton",
+}
 
 
 class Linear(Protocol):

@@ -31,7 +31,7 @@ from sametoken.ops.norm import Norm, norm_row
 from sametoken.rows import Rows, alone
 
 # Of the family's definition; not the config's rms_norm_eps.
-_UNIT_EPS = 1e-6
+UNIT_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _keys(mixed: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor]:
     """All queries, all keys [2·Hk·Dk] → q̂ and k̂ [Hv, Dk], repeated for their value heads."""
     size, group = shape.key_dim, shape.value_heads // shape.key_heads
     # x / √(Σx² + ε) is an RMS norm with ε / Dk, divided by √Dk.
-    normed = F.rms_norm(mixed.view(-1, size), (size,), eps=_UNIT_EPS / size) * size**-0.5
+    normed = F.rms_norm(mixed.view(-1, size), (size,), eps=UNIT_EPS / size) * size**-0.5
     q, k = normed.repeat_interleave(group, 0).chunk(2)
     return q * size**-0.5, k
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sametoken.ops.delta import _UNIT_EPS, DeltaLayer, DeltaWeights
+from sametoken.ops.delta import UNIT_EPS, DeltaLayer, DeltaWeights
 from sametoken.ops.placement import place
 from sametoken.ops.tiling import up2
 from sametoken.rows import Rows
@@ -135,7 +135,7 @@ def delta(projection: Tensor, w: DeltaWeights, layer: DeltaLayer, rows: Rows) ->
     _delta_kernel[(spans, shape.value_heads)](
         projection, w.conv, w.decay, w.dt_bias, w.norm.weight, layer.state, layer.recent, out,
         *where, width, logged, shape.conv_channels, longest, shape.key_heads, shape.value_heads,
-        shape.key_dim, shape.value_dim, w.norm.eps, _UNIT_EPS, shape.key_dim**-0.5,
+        shape.key_dim, shape.value_dim, w.norm.eps, UNIT_EPS, shape.key_dim**-0.5,
         taps=shape.conv_kernel, dk=up2(shape.key_dim), dv=up2(shape.value_dim), num_warps=8,
     )  # fmt: skip
     block = 256

@@ -1,0 +1,47 @@
+"""experts on a CPU: each distinct expert of a pass is read once, for the rows that chose it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sametoken.ops.compiled import BLOCK, Floats, Kernel, array, dot, silu, widen
+from sametoken.ops.experts import ExpertWeights, Inner
+from sametoken.ops.glu_cpu import gated
+from sametoken.ops.router import Routing
+
+
+@Kernel
+def _experts_kernel(
+    h: Floats, gate_up: Any, distinct: NDArray[np.int64], ids: NDArray[np.int64], y: Floats
+) -> None:
+    inner = y.shape[2]
+    blocks = (inner + BLOCK - 1) // BLOCK
+    for task in numba.prange(distinct.size * blocks):
+        expert, block = distinct[task // blocks], task % blocks
+        gate, up = (
+            np.empty(gate_up.shape[2], dtype=np.float32),
+            np.empty(gate_up.shape[2], dtype=np.float32),
+        )
+        for i in range(block * BLOCK, min(inner, (block + 1) * BLOCK)):
+            widen(gate_up[expert, i], gate)
+            widen(gate_up[expert, inner + i], up)
+            for r in range(h.shape[0]):
+                for j in range(ids.shape[1]):
+                    if ids[r, j] == expert:
+                        y[r, j, i] = silu(dot(gate, h[r])) * dot(up, h[r])
+
+
+def experts(h: Tensor, routing: Routing, w: ExpertWeights) -> Inner:
+    """[n, H] → routed [n, k, I] and shared [n, Is]."""
+    n, top_k = routing.experts.shape
+    routed = torch.empty((n, top_k, w.gate_up.shape[1] // 2), dtype=torch.float32)
+    ids = array(routing.experts)
+    _experts_kernel(array(h), array(w.gate_up), np.unique(ids), ids, array(routed))
+    shared = None if w.shared_gate_up is None else gated(h, w.shared_gate_up)
+    return Inner(routed, shared)
