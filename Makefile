@@ -4,12 +4,12 @@ PYTHON ?= python3
 VENV ?= .venv
 # The release the tests were last run with; any from 2.11 on will do.
 TORCH ?= torch==2.13.0
-PROMPT ?= def fibonacci(n):
+PROMPT ?= class Stack:
 
 .PHONY: demo test
 
 demo: $(VENV)/ready
-	$(VENV)/bin/sametoken generate '$(PROMPT)'
+	$(VENV)/bin/sametoken generate '$(PROMPT)' --temperature 0.6 --seed 1
 
 test: $(VENV)/ready
 	$(VENV)/bin/ruff check .

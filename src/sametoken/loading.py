@@ -48,8 +48,8 @@ def load(
     draft: "mtp", "ngram" or "none"; None takes mtp if the checkpoint has a usable head. dtype: of
     matrices and activations; None keeps the checkpoint's on a GPU and takes float32 on a CPU.
     slots: sequences that can run at once, each of up to `context` positions. threads: of this
-    process's CPU arithmetic; one vector at a time gives several little to share, and on a busy
-    machine they wait for each other, so more than one pays on large models only.
+    process's CPU arithmetic, which change no bit; a small model gives several little to share, and
+    on a busy machine they wait for each other, so more than one pays on large models only.
     Raises `CheckpointError` or `RequestError`; warns when a declared MTP head cannot be used.
     """
     if draft is not None and draft not in DRAFTERS:
