@@ -30,10 +30,8 @@ def _attention_kernel(
         peak, total = np.float32(-np.inf), np.float32(0)
         length = positions[r] + 1
         for chunk in range((length + PAGE - 1) // PAGE):
-            keys, values = (
-                k_pool[pages[r, chunk], h // group],
-                v_pool[pages[r, chunk], h // group],
-            )
+            keys = k_pool[pages[r, chunk], h // group]
+            values = v_pool[pages[r, chunk], h // group]
             count = min(PAGE, length - chunk * PAGE)
             own = np.float32(-np.inf)
             for t in range(count):

@@ -75,11 +75,9 @@ def _delta_kernel(
         span, h = task // heads, task % heads
         key_head = h // (heads // key_heads)
         state = states[slots[span], h].copy()
-        q, k, v = (
-            np.empty(key_dim, dtype=np.float32),
-            np.empty(key_dim, dtype=np.float32),
-            np.empty(value_dim, dtype=np.float32),
-        )
+        q = np.empty(key_dim, dtype=np.float32)
+        k = np.empty(key_dim, dtype=np.float32)
+        v = np.empty(value_dim, dtype=np.float32)
         own = inputs[begin[span] :]
         for t in range(again[span] + sure[span] + drafts[span]):
             _mix(own, t, conv, key_head * key_dim, q)

@@ -24,10 +24,8 @@ def _experts_kernel(
     blocks = (inner + BLOCK - 1) // BLOCK
     for task in numba.prange(distinct.size * blocks):
         expert, block = distinct[task // blocks], task % blocks
-        gate, up = (
-            np.empty(gate_up.shape[2], dtype=np.float32),
-            np.empty(gate_up.shape[2], dtype=np.float32),
-        )
+        gate = np.empty(gate_up.shape[2], dtype=np.float32)
+        up = np.empty(gate_up.shape[2], dtype=np.float32)
         for i in range(block * BLOCK, min(inner, (block + 1) * BLOCK)):
             widen(gate_up[expert, i], gate)
             widen(gate_up[expert, inner + i], up)

@@ -18,10 +18,8 @@ from sametoken.ops.norm_cpu import norm as norm_rows
 def _glu_kernel(x: Floats, gate_up: Any, y: Floats) -> None:
     inner = y.shape[1]
     for block in numba.prange((inner + BLOCK - 1) // BLOCK):
-        gate, up = (
-            np.empty(gate_up.shape[1], dtype=np.float32),
-            np.empty(gate_up.shape[1], dtype=np.float32),
-        )
+        gate = np.empty(gate_up.shape[1], dtype=np.float32)
+        up = np.empty(gate_up.shape[1], dtype=np.float32)
         for i in range(block * BLOCK, min(inner, (block + 1) * BLOCK)):
             widen(gate_up[i], gate)
             widen(gate_up[inner + i], up)
