@@ -6,8 +6,6 @@ block sizes are constants: neither the length nor the number of rows changes a r
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -26,12 +24,12 @@ _LEAST = 16
 
 @triton.jit
 def _chunk_kernel(
-    q: Any, k_pool: Any, v_pool: Any, positions: Any, pages: Any,
-    peaks: Any, totals: Any, values: Any,
-    q_heads: Any, kv_heads: Any, size: Any, table: Any, chunks: Any, scale: Any,
+    q, k_pool, v_pool, positions, pages,
+    peaks, totals, values,
+    q_heads, kv_heads, size, table, chunks, scale,
     group: tl.constexpr, g_block: tl.constexpr, d_block: tl.constexpr,
     page: tl.constexpr, step: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row, kv, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     visible = tl.load(positions + row) + 1 - chunk * page
     if visible <= 0:
@@ -68,10 +66,10 @@ def _chunk_kernel(
 
 @triton.jit
 def _merge_kernel(
-    peaks: Any, totals: Any, values: Any, gate: Any, positions: Any, y: Any,
-    q_heads: Any, kv_heads: Any, size: Any, chunks: Any,
+    peaks, totals, values, gate, positions, y,
+    q_heads, kv_heads, size, chunks,
     group: tl.constexpr, d_block: tl.constexpr, page: tl.constexpr, gated: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, d_block)
     inside = dims < size

@@ -6,8 +6,6 @@ that did not choose an expert is left as it is. No scratch, no atomics, no order
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -22,11 +20,11 @@ from sametoken.ops.tiling import tile_for, up2
 
 @triton.jit
 def _combine_kernel(
-    routed: Any, shared: Any, ids: Any, shares: Any, gates: Any, listed: Any, count: Any,
-    down: Any, shared_down: Any, skip: Any, y: Any,
-    n: Any, size: Any, inner: Any, shared_inner: Any, top_k: Any, has_shared: tl.constexpr,
+    routed, shared, ids, shares, gates, listed, count,
+    down, shared_down, skip, y,
+    n, size, inner, shared_inner, top_k, has_shared: tl.constexpr,
     k_block: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     outs = tl.program_id(0) * block + tl.arange(0, block)
     rows = tl.program_id(1) * tile + tl.arange(0, tile)
     live = rows < n

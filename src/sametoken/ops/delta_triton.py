@@ -6,8 +6,6 @@ through the draft rows without being written. A second kernel moves the window a
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,9 +18,9 @@ from sametoken.rows import Rows
 
 @triton.jit
 def _mixed(
-    recent: Any, fresh: Any, conv: Any, t: Any, kept: Any, width: Any, logged: Any, channels: Any,
-    channel: Any, inside: Any, taps: tl.constexpr, dtype: tl.constexpr,
-) -> Any:  # fmt: skip
+    recent, fresh, conv, t, kept, width, logged, channels,
+    channel, inside, taps: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
     """silu(conv) of some channels of row t; inputs before `kept` lie in `recent`."""
     acc = tl.zeros(channel.shape, dtype=tl.float32)
     for tap in tl.static_range(taps):
@@ -37,12 +35,12 @@ def _mixed(
 
 @triton.jit
 def _delta_kernel(
-    projection: Any, conv: Any, decay: Any, dt_bias: Any, gain: Any, states: Any, recents: Any,
-    out: Any, first: Any, slots: Any, certain: Any, drafts: Any, replay: Any,
-    width: Any, logged: Any, channels: Any, longest: Any, key_heads: Any, value_heads: Any,
-    key_dim: Any, value_dim: Any, eps: Any, unit_eps: Any, scale: Any,
+    projection, conv, decay, dt_bias, gain, states, recents,
+    out, first, slots, certain, drafts, replay,
+    width, logged, channels, longest, key_heads, value_heads,
+    key_dim, value_dim, eps, unit_eps, scale,
     taps: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     span, head = tl.program_id(0), tl.program_id(1)
     dtype: tl.constexpr = projection.dtype.element_ty
     slot = tl.load(slots + span).to(tl.int64)
@@ -102,9 +100,9 @@ def _delta_kernel(
 
 @triton.jit
 def _log_kernel(
-    projection: Any, recents: Any, first: Any, slots: Any, certain: Any, drafts: Any, replay: Any,
-    width: Any, logged: Any, longest: Any, taps: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
+    projection, recents, first, slots, certain, drafts, replay,
+    width, logged, longest, taps: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     span = tl.program_id(0)
     channel = tl.program_id(1) * block + tl.arange(0, block)
     inside = channel < logged

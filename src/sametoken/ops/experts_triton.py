@@ -6,8 +6,6 @@ expert ride along in the tile and are not stored.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +18,7 @@ from sametoken.ops.tiling import tile_for, up2
 
 
 @triton.jit
-def slots_of(ids: Any, rows: Any, live: Any, expert: Any, top_k: Any, k_block: tl.constexpr) -> Any:
+def slots_of(ids, rows, live, expert, top_k, k_block: tl.constexpr):
     """For each row the slot in which it chose `expert`, or −1: [tile] int32."""
     at = tl.arange(0, k_block)
     found = tl.load(
@@ -33,9 +31,9 @@ def slots_of(ids: Any, rows: Any, live: Any, expert: Any, top_k: Any, k_block: t
 
 @triton.jit
 def _distinct_kernel(
-    ids: Any, listed: Any, count: Any, total: Any, experts: Any,
+    ids, listed, count, total, experts,
     block: tl.constexpr, step: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     expert = tl.arange(0, block)
     wanted = tl.zeros((block,), dtype=tl.int32)
     for start in range(0, total, step):
@@ -60,10 +58,10 @@ def distinct(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def _experts_kernel(
-    h: Any, gate_up: Any, ids: Any, listed: Any, count: Any, y: Any,
-    n: Any, inner: Any, size: Any, top_k: Any,
+    h, gate_up, ids, listed, count, y,
+    n, inner, size, top_k,
     k_block: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     if tl.program_id(0) >= tl.load(count):
         return
     expert = tl.load(listed + tl.program_id(0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -17,9 +15,9 @@ from sametoken.ops.tiling import tile_for
 
 @triton.jit
 def silu_product(
-    weight: Any, x: Any, outs: Any, rows: Any, inner: Any, live: Any, size: Any,
+    weight, x, outs, rows, inner, live, size,
     tile: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
-) -> Any:  # fmt: skip
+):  # fmt: skip
     """silu(gate x) ⊙ (up x) → [block, tile] fp32; weight [2·inner, size], gate first."""
     up_weight = weight + inner.to(tl.int64) * size
     gate = product(weight, x, outs, rows, inner, live, size, tile, block, step)
@@ -29,9 +27,9 @@ def silu_product(
 
 @triton.jit
 def _glu_kernel(
-    x: Any, gate_up: Any, y: Any, n: Any, inner: Any, size: Any,
+    x, gate_up, y, n, inner, size,
     tile: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     outs = tl.program_id(0) * block + tl.arange(0, block)
     rows = tl.program_id(1) * tile + tl.arange(0, tile)
     live = rows < n

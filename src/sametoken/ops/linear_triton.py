@@ -5,8 +5,6 @@ Any block of outputs, tile of rows, step along K, and number of warps gives the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -19,9 +17,9 @@ from sametoken.ops.tiling import dot, tile_for
 
 @triton.jit
 def product(
-    weight: Any, x: Any, outs: Any, rows: Any, n_outs: Any, live: Any, size: Any,
+    weight, x, outs, rows, n_outs, live, size,
     tile: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
-) -> Any:  # fmt: skip
+):  # fmt: skip
     """W[outs] · x[rows]ᵀ → [block, tile] fp32; weight and x point at contiguous rows of `size`."""
     acc = tl.zeros((block, tile), dtype=tl.float32)
     for k in range(0, size, step):
@@ -43,9 +41,9 @@ def product(
 
 @triton.jit
 def _linear_kernel(
-    x: Any, weight: Any, skip: Any, y: Any, n: Any, n_outs: Any, size: Any,
+    x, weight, skip, y, n, n_outs, size,
     residual: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, step: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     outs = tl.program_id(0) * block + tl.arange(0, block)
     rows = tl.program_id(1) * tile + tl.arange(0, tile)
     live = rows < n

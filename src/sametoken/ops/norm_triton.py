@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +12,7 @@ from sametoken.ops.tiling import up2
 
 
 @triton.jit
-def normed(x: Any, gain: Any, size: Any, eps: Any, first: tl.constexpr, dtype: tl.constexpr) -> Any:
+def normed(x, gain, size, eps, first: tl.constexpr, dtype: tl.constexpr):
     """A row's fp32 values, padded with zeros → the norm, rounded to `dtype`."""
     scaled = x * tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
     if first:
@@ -23,9 +21,7 @@ def normed(x: Any, gain: Any, size: Any, eps: Any, first: tl.constexpr, dtype: t
 
 
 @triton.jit
-def _norm_kernel(
-    x: Any, gain: Any, y: Any, size: Any, eps: Any, first: tl.constexpr, block: tl.constexpr
-) -> None:
+def _norm_kernel(x, gain, y, size, eps, first: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < size

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -19,9 +17,9 @@ from sametoken.rows import Rows
 
 @triton.jit
 def _turned(
-    source: Any, gain: Any, cos: Any, sin: Any, at: Any, size: Any, half: Any, eps: Any,
+    source, gain, cos, sin, at, size, half, eps,
     first: tl.constexpr, dtype: tl.constexpr,
-) -> Any:  # fmt: skip
+):  # fmt: skip
     """A head at `source`, normed, rounded, and turned by one position's angles."""
     inside = at < size
     x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
@@ -45,11 +43,11 @@ def _turned(
 
 @triton.jit
 def _qkv_kernel(
-    projection: Any, q_gain: Any, k_gain: Any, cos: Any, sin: Any, positions: Any, pages: Any,
-    q: Any, gate: Any, k_pool: Any, v_pool: Any,
-    width: Any, table: Any, size: Any, half: Any, q_heads: Any, kv_heads: Any, q_eps: Any,
-    k_eps: Any, gated: tl.constexpr, first: tl.constexpr, page: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
+    projection, q_gain, k_gain, cos, sin, positions, pages,
+    q, gate, k_pool, v_pool,
+    width, table, size, half, q_heads, kv_heads, q_eps,
+    k_eps, gated: tl.constexpr, first: tl.constexpr, page: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, block)
     inside = at < size

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -17,9 +15,9 @@ from sametoken.ops.tiling import up2
 
 @triton.jit
 def _choose_kernel(
-    logits: Any, ids: Any, shares: Any, width: Any, experts: Any,
+    logits, ids, shares, width, experts,
     top_k: tl.constexpr, renormalise: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, block)
     inside = at < experts

@@ -8,7 +8,6 @@ autotuned at run time: a stopwatch must not choose the order of a sum.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -34,7 +33,7 @@ def up2(size: int) -> int:
 
 
 @triton.jit
-def dot(a: Any, b: Any, acc: Any) -> Any:
+def dot(a, b, acc):
     """acc [M, N] fp32 + a [M, K] · b [K, N], products in full precision."""
     if _WIDEN:
         a = a.to(tl.float32)
