@@ -26,7 +26,7 @@ from sametoken.weights import Tensors, read_weights
 DRAFTERS = ("mtp", "ngram", "none")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# A draft longer than this has never paid on a published model; it bounds the rewind log.
+# Bounds the log of draft rows that recurrent state is rewound with, for every sequence.
 LONGEST_DRAFT = 16
 # Beyond this a context is asked for by name: state is reserved for every sequence up front.
 DEFAULT_CONTEXT = 8192
