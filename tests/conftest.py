@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from sametoken.loading import use_threads
+from tests.interpreter import add_in_order
 
 # Read when a kernel is first imported: without a GPU, Triton's kernels are interpreted.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    add_in_order()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

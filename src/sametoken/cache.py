@@ -1,8 +1,9 @@
 """What a sequence leaves behind: pages of keys and values, and recurrent state.
 
-Keys and values rewind by length: what lies beyond it is overwritten or never read. Recurrent state
-rewinds because it only ever absorbs rows that stay (see ops/delta). A sequence holds a slot (its
-recurrent state) and enough pages for the longest it may become; both are given back when it ends.
+Keys, values and the rings of the convolutions rewind by length: what lies beyond it is overwritten
+or never read. Recurrent state rewinds because it only ever absorbs rows that stay (see ops/delta).
+A sequence holds a slot (its recurrent state and rings) and enough pages for the longest it may
+become; both are given back when it ends.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sametoken.config import Mixer, ModelConfig
+from sametoken.config import DeltaShape, Mixer, ModelConfig
+from sametoken.errors import CheckpointError
 from sametoken.ops.attention import PAGE, KvLayer
-from sametoken.ops.delta import DeltaLayer
+from sametoken.ops.delta import RING, DeltaLayer, recall
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,10 @@ class Cache:
             for _ in range(attention)
         )
         self.delta = tuple(
-            _delta_layer(config, slots, longest_draft, dtype, device)
+            _delta_layer(_fitting(config.delta, longest_draft), slots, dtype, device)
             for _ in range(config.mixers.count(Mixer.DELTA))
         )
+        self._window = config.delta.conv_kernel - 1 if config.delta else 0
         self.context, self.longest_draft = context, longest_draft
         self._free_slots = list(reversed(range(slots)))
         self._free_pages = list(reversed(range(pages)))
@@ -70,7 +73,6 @@ class Cache:
         slot = self._free_slots.pop()
         for layer in self.delta:
             layer.state[slot] = 0
-            layer.recent[slot] = 0
         return Lease(slot, tuple(self._free_pages.pop() for _ in range(count)))
 
     def extend(self, lease: Lease, positions: int) -> Lease | None:
@@ -96,8 +98,8 @@ class Cache:
             for pool in (kv.k, kv.v)
         ]
         for layer in self.delta:
-            window = layer.recent[lease.slot, : layer.recent.shape[1] - self.longest_draft]
-            parts += [layer.state[lease.slot].clone(), window.clone()]
+            window = recall(layer.recent[lease.slot], length - self._window, length)
+            parts += [layer.state[lease.slot].clone(), window]
         return parts
 
 
@@ -111,15 +113,25 @@ def pages_for(positions: int) -> int:
     return -(-positions // PAGE)
 
 
-def _delta_layer(
-    config: ModelConfig, slots: int, longest_draft: int, dtype: torch.dtype, device: torch.device
-) -> DeltaLayer:
-    shape = config.delta
+def _fitting(shape: DeltaShape | None, longest_draft: int) -> DeltaShape:
+    """The shape, if a pass's reads and writes fit its ring side by side (see ops/delta)."""
     assert shape is not None, "a linear_attention layer without a DeltaNet shape"
+    side = longest_draft + shape.conv_kernel - 1
+    if 2 * side > RING:
+        raise CheckpointError(
+            f"a convolution over {shape.conv_kernel} rows with drafts of up to {longest_draft} "
+            f"needs {2 * side} rows of its past, and {RING} are kept."
+        )
+    return shape
+
+
+def _delta_layer(
+    shape: DeltaShape, slots: int, dtype: torch.dtype, device: torch.device
+) -> DeltaLayer:
     state = (slots, shape.value_heads, shape.key_dim, shape.value_dim)
     logged = shape.conv_channels + 2 * shape.value_heads
-    recent = (slots, shape.conv_kernel - 1 + longest_draft, logged)
     return DeltaLayer(
         torch.zeros(state, dtype=torch.float32, device=device),
-        torch.zeros(recent, dtype=dtype, device=device),
+        # Unwritten, as keys and values are, and for the same reason.
+        torch.empty((slots, RING, logged), dtype=dtype, device=device),
     )

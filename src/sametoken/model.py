@@ -86,5 +86,6 @@ def mlp(ops: Ops, x: Tensor, w: DenseMlp | MoeMlp) -> Tensor:
     """x + mlp(norm(x)): [n, H] → [n, H]."""
     if isinstance(w, DenseMlp):
         return ops.linear(ops.glu(x, w.norm, w.gate_up), w.down, residual=x)
-    h, routing = ops.router(x, w.router)
-    return ops.combine(ops.experts(h, routing, w.experts), routing, w.experts, x)
+    routing = ops.router(x, w.router)
+    inner = ops.experts(x, w.router.norm, routing, w.experts)
+    return ops.combine(inner, routing, w.experts, x)

@@ -34,6 +34,10 @@ class Span:
         """Rows of this span."""
         return self.certain + self.drafts
 
+    def piece(self, first: int, count: int) -> Span:
+        """Some of its rows, for an op that only reads their past."""
+        return Span(self.slot, self.pages, self.start + first, count)
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -16,7 +16,7 @@ from sametoken.cache import pages_for
 from sametoken.config import AttentionShape, DeltaShape
 from sametoken.ops import Ops
 from sametoken.ops.attention import PAGE, KvLayer
-from sametoken.ops.delta import DeltaLayer, DeltaWeights
+from sametoken.ops.delta import RING, DeltaLayer, DeltaWeights
 from sametoken.ops.experts import ExpertWeights, Inner
 from sametoken.ops.norm import Norm
 from sametoken.ops.qkv import HeadNorms, rope_table
@@ -101,10 +101,9 @@ def router(w: World) -> Run:
     weights = RouterWeights(w.norm(H), w.weight(EXPERTS + 1, H), EXPERTS, TOP_K, True)
 
     def run(ops: Ops, chosen: Sequence[int]) -> Tensor:
-        h, routing = ops.router(x[list(chosen)], weights)
+        routing = ops.router(x[list(chosen)], weights)
         assert routing.shared is not None
-        parts = (h.float(), routing.experts.float(), routing.weights, routing.shared)
-        return torch.cat(parts, dim=-1)
+        return torch.cat((routing.experts.float(), routing.weights, routing.shared), dim=-1)
 
     return run
 
@@ -127,11 +126,11 @@ def _part(routing: Routing, chosen: Sequence[int]) -> Routing:
 
 
 def experts(w: World) -> Run:
-    x = w.rows(ROWS, H)
+    x, before = w.rows(ROWS, H), w.norm(H)
     weights, routing = _experts(w)
 
     def run(ops: Ops, chosen: Sequence[int]) -> Tensor:
-        inner = ops.experts(x[list(chosen)], _part(routing, chosen), weights)
+        inner = ops.experts(x[list(chosen)], before, _part(routing, chosen), weights)
         assert inner.shared is not None
         return torch.cat((inner.routed.flatten(1), inner.shared), dim=-1)
 
@@ -210,25 +209,31 @@ def delta(w: World) -> Run:
     projection = w.rows(ROWS, logged + shape.value_heads * shape.value_dim)
     weights = delta_weights(w)
     state = w.exact(ROWS, shape.value_heads, shape.key_dim, shape.value_dim)
-    recent = w.rows(ROWS, shape.conv_kernel - 1 + 4, logged)
+    recent = w.rows(ROWS, RING, logged)
 
     def run(ops: Ops, chosen: Sequence[int]) -> Tensor:
         layer = DeltaLayer(state.clone(), recent.clone())
         spans = tuple(Span(i, (), start=9, certain=1, replay=i % 3) for i in chosen)
         out = ops.delta(projection[list(chosen)], weights, layer, Rows(spans))
-        after = torch.stack([layer.state[i].flatten() for i in chosen])
+        # The state, and what the row left at its position.
+        after = torch.stack(
+            [torch.cat((layer.state[i].flatten(), layer.recent[i, 9].float())) for i in chosen]
+        )
         return torch.cat((out.float(), after), dim=-1)
 
     return run
 
 
 def delta_sequence(w: World) -> tuple[Tensor, DeltaWeights, DeltaLayer]:
-    """Twenty rows of one sequence, which sits in the second of three slots."""
+    """The first rows of one sequence, which sits in the second of three slots.
+
+    Its ring was never written, so a row that reads what no row left there turns into NaN.
+    """
     shape, logged = DELTA, DELTA.conv_channels + 2 * DELTA.value_heads
-    projection = w.rows(20, logged + shape.value_heads * shape.value_dim)
+    projection = w.rows(3 * RING, logged + shape.value_heads * shape.value_dim)
     weights = delta_weights(w)
     state = w.exact(3, shape.value_heads, shape.key_dim, shape.value_dim)
-    return projection, weights, DeltaLayer(state, w.rows(3, shape.conv_kernel - 1 + 4, logged))
+    return projection, weights, DeltaLayer(state, w.rows(3, RING, logged).fill_(torch.nan))
 
 
 def delta_weights(w: World) -> DeltaWeights:

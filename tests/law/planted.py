@@ -14,7 +14,7 @@ from sametoken.ops.attention import PAGE, KvLayer, attention
 from sametoken.ops.combine import combine
 from sametoken.ops.delta import DeltaLayer, DeltaWeights, delta
 from sametoken.ops.experts import ExpertWeights, Inner, experts
-from sametoken.ops.norm import Norm, norm
+from sametoken.ops.norm import Norm, norm, weighed
 from sametoken.ops.pick import pick_row
 from sametoken.ops.router import Routing
 from sametoken.rows import Rows, Span
@@ -25,8 +25,8 @@ def library_matmul(
     x: Tensor, weight: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
 ) -> Tensor:
     """A matrix product of all rows at once: another kernel, and another order, per width."""
-    rows = x if norm is None else load_ops("reference").norm(x, norm)
-    y = rows.float() @ weight.float().t()
+    h, r = (x, 1) if norm is None else weighed(x, norm)
+    y = r * (h.float() @ weight.float().t())
     return (y if residual is None else y + residual.float()).to(x.dtype)
 
 
@@ -71,14 +71,15 @@ def replay_one_short(projection: Tensor, w: DeltaWeights, layer: DeltaLayer, row
     return delta(projection, w, layer, Rows(spans))
 
 
-def grouped_experts(h: Tensor, routing: Routing, w: ExpertWeights) -> Inner:
+def grouped_experts(x: Tensor, norm: Norm, routing: Routing, w: ExpertWeights) -> Inner:
     """Rows that chose the same expert multiplied together."""
-    inner = experts(h, routing, w)
+    inner = experts(x, norm, routing, w)
+    h, r = weighed(x, norm)
     routed = inner.routed.clone()
     for e in routing.experts.unique().tolist():
         row, slot = (routing.experts == e).nonzero(as_tuple=True)
-        gate, up = (h[row].float() @ w.gate_up[e].float().t()).chunk(2, dim=-1)
-        routed[row, slot] = (F.silu(gate) * up).to(h.dtype)
+        gate, up = (r[row] * (h[row].float() @ w.gate_up[e].float().t())).chunk(2, dim=-1)
+        routed[row, slot] = (F.silu(gate) * up).to(x.dtype)
     return Inner(routed, inner.shared)
 
 

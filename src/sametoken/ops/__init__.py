@@ -61,8 +61,8 @@ class Ops:
     attention: Callable[[Tensor, Tensor | None, KvLayer, Rows], Tensor]
     delta: Callable[[Tensor, DeltaWeights, DeltaLayer, Rows], Tensor]
     glu: Callable[[Tensor, Norm, Tensor], Tensor]
-    router: Callable[[Tensor, RouterWeights], tuple[Tensor, Routing]]
-    experts: Callable[[Tensor, Routing, ExpertWeights], Inner]
+    router: Callable[[Tensor, RouterWeights], Routing]
+    experts: Callable[[Tensor, Norm, Routing, ExpertWeights], Inner]
     combine: Callable[[Inner, Routing, ExpertWeights, Tensor], Tensor]
     pick: Callable[[Tensor, Tensor, Sequence[Ask]], list[Picked]]
 

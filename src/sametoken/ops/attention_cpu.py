@@ -5,19 +5,18 @@ from __future__ import annotations
 import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sametoken.ops.attention import PAGE, KvLayer
-from sametoken.ops.compiled import Floats, Kernel, array, dot
+from sametoken.ops.compiled import Floats, Indices, Kernel, array, dot
 from sametoken.ops.placement import place
 from sametoken.rows import Rows
 
 
 @Kernel
 def _attention_kernel(
-    q: Floats, k_pool: Floats, v_pool: Floats, positions: NDArray[np.int32],
-    pages: NDArray[np.int32], gate: Floats, gated: bool, y: Floats,
+    q: Floats, k_pool: Floats, v_pool: Floats, spans: Indices, positions: Indices,
+    pages: Indices, gate: Floats, gated: bool, y: Floats,
 ) -> None:  # fmt: skip
     n, heads, size = q.shape
     group = heads // k_pool.shape[1]
@@ -30,8 +29,8 @@ def _attention_kernel(
         peak, total = np.float32(-np.inf), np.float32(0)
         length = positions[r] + 1
         for chunk in range((length + PAGE - 1) // PAGE):
-            keys = k_pool[pages[r, chunk], h // group]
-            values = v_pool[pages[r, chunk], h // group]
+            keys = k_pool[pages[spans[r], chunk], h // group]
+            values = v_pool[pages[spans[r], chunk], h // group]
             count = min(PAGE, length - chunk * PAGE)
             own = np.float32(-np.inf)
             for t in range(count):
@@ -61,7 +60,7 @@ def attention(q: Tensor, gate: Tensor | None, kv: KvLayer, rows: Rows) -> Tensor
     """q and gate [n, Nq, D] → [n, Nq · D]."""
     placed, y = place(rows, q.device), torch.empty_like(q)
     _attention_kernel(
-        array(q), array(kv.k), array(kv.v), array(placed.positions), array(placed.pages),
-        array(q if gate is None else gate), gate is not None, array(y),
+        array(q), array(kv.k), array(kv.v), array(placed.span), array(placed.position),
+        array(placed.pages), array(q if gate is None else gate), gate is not None, array(y),
     )  # fmt: skip
     return y.flatten(1)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.float32]
+Indices = NDArray[np.int32]
 
 # Outputs of one step of a kernel's outer loop: enough work to be worth handing to a thread.
 BLOCK = 32

@@ -1,6 +1,6 @@
 """delta: causal convolution, gated DeltaNet recurrence and gated norm, token by token.
 
-For one row with projection [u ; b ; a ; z], the window of the last K−1 values of u, and state S:
+For one row with projection [u ; b ; a ; z], the last K−1 values of u before it, and state S:
 
     y = silu(Σ_j w_j ⊙ u_{t−K+1+j})             q, k, v = split(y)
     β = σ(b)    g = A · softplus(a + dt)         A = −exp(A_log)
@@ -12,8 +12,15 @@ Shapes: u [C] with C = 2·Hk·Dk + Hv·Dv (all queries, all keys, all values); b
 S [Hv, Dk, Dv]; conv w [K, C]; value head j reads key head j // (Hv / Hk). out [Hv·Dv].
 Arithmetic: S and everything between the convolution and the norm in fp32; y, σ(b) and out are
 rounded to the row's dtype, as is the normed o before its weight.
-Rewind: S only ever holds rows that stay. Draft rows run on a copy and leave (u, b, a) in a log
-behind the convolution window; the accepted ones are replayed from it at the start of the next pass.
+Past: the row at position p leaves (u, b, a) at index p % RING of its sequence's ring, as keys and
+values are written at their position. The convolution reads positions p−K+1..p−1; those before the
+sequence began count as zero and are never read. A pass writes its rows from position
+start + certain − (K−1) on, as no earlier one can be needed again, and takes its own rows from the
+projection. Where replay + K − 1 + certain + drafts exceeds RING, as in a long prompt, a row written
+may fall on one that is read: whoever writes waits until everybody has read.
+Rewind: S only ever holds rows that stay. Draft rows run on a copy; the accepted ones, at positions
+start − replay..start − 1, are replayed from the ring at the start of the next pass, the rejected
+ones are overwritten.
 Promised: a row's bits depend on that row and the rows before it in its own sequence. The chunked
 form of the recurrence rounds differently and is never used.
 """
@@ -28,10 +35,14 @@ from torch import Tensor
 
 from sametoken.config import DeltaShape
 from sametoken.ops.norm import Norm, norm_row
-from sametoken.rows import Rows, alone
+from sametoken.rows import Rows, Span, alone
 
 # Of the family's definition; not the config's rms_norm_eps.
 UNIT_EPS = 1e-6
+# A pass reads at most replay + K − 1 rows before its start and writes at most K − 1 + drafts. With
+# drafts of 16 and K = 4 that is 19 and 19, and while decoding no row written may fall on one that
+# is read: 38 at least. A power of two makes p % RING a mask.
+RING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +58,34 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayer:
-    """One layer's recurrent state: state [slots, Hv, Dk, Dv] fp32, and
-    recent [slots, K − 1 + longest draft, C + 2·Hv]: the window, then the log of draft rows.
+    """One layer's recurrent state: state [slots, Hv, Dk, Dv] fp32, and the rings
+    recent [slots, RING, C + 2·Hv]: (u, b, a) of the row at position p at index p % RING.
     """
 
     state: Tensor
     recent: Tensor
+
+
+def recall(ring: Tensor, first: int, stop: int) -> Tensor:
+    """The rows at positions first..stop−1 of a ring [RING, …]; zeros before position 0."""
+    began = max(first, 0)
+    blank = ring.new_zeros((began - first, ring.shape[1]))
+    return torch.cat((blank, ring[_places(began, stop)]))
+
+
+def past(ring: Tensor, span: Span, kept: int) -> Tensor:
+    """What lies before a span's own rows: the convolution's window, then the rows to replay."""
+    return recall(ring, span.start - span.replay - kept, span.start)
+
+
+def leave(ring: Tensor, span: Span, block: Tensor, kept: int) -> None:
+    """Write those rows of a span's block [width, …] that a later pass may need."""
+    skipped = max(0, span.certain - kept)
+    ring[_places(span.start + skipped, span.start + span.width)] = block[skipped:, : ring.shape[1]]
+
+
+def _places(first: int, stop: int) -> list[int]:
+    return [position % RING for position in range(first, stop)]
 
 
 def absorb(entry: Tensor, window: Tensor, state: Tensor, w: DeltaWeights) -> tuple[Tensor, Tensor]:
@@ -112,14 +145,13 @@ def delta(projection: Tensor, w: DeltaWeights, layer: DeltaLayer, rows: Rows) ->
     kept = w.shape.conv_kernel - 1
     out: list[Tensor] = []
     for span, block in rows.blocks(projection):
-        recent = layer.recent[span.slot]
-        tape = _Tape(recent[:kept].clone(), layer.state[span.slot].clone(), w)
-        for entry in alone(recent[kept : kept + span.replay]):
+        ring = layer.recent[span.slot]
+        before = past(ring, span, kept)
+        tape = _Tape(before[:kept], layer.state[span.slot].clone(), w)
+        for entry in alone(before[kept:]):
             tape.play(entry)
         out += tape.run(block[: span.certain])
         layer.state[span.slot] = tape.state
-        recent[:kept] = tape.window
-        drafts = block[span.certain :]
-        recent[kept : kept + span.drafts] = drafts[:, : recent.shape[1]]
-        out += tape.run(drafts)
+        out += tape.run(block[span.certain :])
+        leave(ring, span, block, kept)
     return torch.stack(out) if out else projection[:, :0]

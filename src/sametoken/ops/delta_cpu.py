@@ -6,16 +6,14 @@ from typing import Any
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
-from sametoken.ops.compiled import Floats, Kernel, array, dot, silu
-from sametoken.ops.delta import UNIT_EPS, DeltaLayer, DeltaWeights
+from sametoken.ops.compiled import Floats, Indices, Kernel, array, dot, silu
+from sametoken.ops.delta import UNIT_EPS, DeltaLayer, DeltaWeights, leave, past
 from sametoken.ops.norm_cpu import normalise
 from sametoken.ops.placement import place
 from sametoken.rows import Rows
-
-Indices = NDArray[np.int32]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -103,29 +101,18 @@ def delta(projection: Tensor, w: DeltaWeights, layer: DeltaLayer, rows: Rows) ->
     """[n, C + 2·Hv + Hv·Dv] → [n, Hv·Dv]; advances each span's state by its certain rows."""
     shape, placed = w.shape, place(rows, projection.device)
     kept, logged = shape.conv_kernel - 1, layer.recent.shape[2]
-    fresh, recent = array(projection), array(layer.recent)
-    tapes, begin = _tapes(rows, fresh[:, :logged], recent, kept)
+    tapes = [
+        torch.cat((past(layer.recent[span.slot], span, kept), block[:, :logged]))
+        for span, block in rows.blocks(projection)
+    ]
+    begin = np.cumsum([0, *map(len, tapes)], dtype=np.int32)
     out = projection.new_empty((len(projection), shape.value_heads * shape.value_dim))
     _delta_kernel(
-        np.concatenate(tapes), fresh, array(placed.first), begin, array(placed.slots),
+        array(torch.cat(tapes)), array(projection), array(placed.first), begin, array(placed.slot),
         array(placed.replay), array(placed.certain), array(placed.drafts), array(w.conv),
         array(w.decay), array(w.dt_bias), array(w.norm.weight), w.norm.eps, shape.key_heads,
         array(layer.state), array(out),
     )  # fmt: skip
-    for span, tape in zip(rows.spans, tapes, strict=True):
-        stays = span.replay + span.certain
-        recent[span.slot, : kept + span.drafts] = tape[stays:]
+    for span, block in rows.blocks(projection):
+        leave(layer.recent[span.slot], span, block, kept)
     return out
-
-
-def _tapes(
-    rows: Rows, fresh: Floats, recent: Floats, kept: int
-) -> tuple[list[Floats], NDArray[np.int32]]:
-    """Each span's inputs in order of time: window, replayed rows, new rows; where each begins."""
-    tapes, begin, at = [], [], 0
-    for span in rows.spans:
-        old = recent[span.slot, : kept + span.replay]
-        tapes.append(np.concatenate((old, fresh[at : at + span.width])))
-        begin.append(sum(len(tape) for tape in tapes[:-1]))
-        at += span.width
-    return tapes, np.array(begin, dtype=np.int32)

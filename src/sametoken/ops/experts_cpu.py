@@ -13,13 +13,16 @@ from torch import Tensor
 from sametoken.ops.compiled import BLOCK, Floats, Kernel, array, dot, silu, widen
 from sametoken.ops.experts import ExpertWeights, Inner
 from sametoken.ops.glu_cpu import gated
+from sametoken.ops.norm import Norm
+from sametoken.ops.norm_cpu import weighed
 from sametoken.ops.router import Routing
 
 
 @Kernel
 def _experts_kernel(
-    h: Floats, gate_up: Any, distinct: NDArray[np.int64], ids: NDArray[np.int64], y: Floats
-) -> None:
+    h: Floats, scale: Floats, gate_up: Any, distinct: NDArray[np.int64], ids: NDArray[np.int64],
+    y: Floats,
+) -> None:  # fmt: skip
     inner = y.shape[2]
     blocks = (inner + BLOCK - 1) // BLOCK
     for task in numba.prange(distinct.size * blocks):
@@ -32,14 +35,16 @@ def _experts_kernel(
             for r in range(h.shape[0]):
                 for j in range(ids.shape[1]):
                     if ids[r, j] == expert:
-                        y[r, j, i] = silu(dot(gate, h[r])) * dot(up, h[r])
+                        g, u = dot(gate, h[r]) * scale[r], dot(up, h[r]) * scale[r]
+                        y[r, j, i] = silu(g) * u
 
 
-def experts(h: Tensor, routing: Routing, w: ExpertWeights) -> Inner:
+def experts(x: Tensor, norm: Norm, routing: Routing, w: ExpertWeights) -> Inner:
     """[n, H] → routed [n, k, I] and shared [n, Is]."""
+    h, scale = weighed(x, norm)
     n, top_k = routing.experts.shape
     routed = torch.empty((n, top_k, w.gate_up.shape[1] // 2), dtype=torch.float32)
     ids = array(routing.experts)
-    _experts_kernel(array(h), array(w.gate_up), np.unique(ids), ids, array(routed))
-    shared = None if w.shared_gate_up is None else gated(h, w.shared_gate_up)
+    _experts_kernel(array(h), array(scale), array(w.gate_up), np.unique(ids), ids, array(routed))
+    shared = None if w.shared_gate_up is None else gated(h, scale, w.shared_gate_up)
     return Inner(routed, shared)

@@ -25,6 +25,22 @@ def _norm_kernel(x: Floats, weight: Floats, eps: float, y: Floats) -> None:
         normalise(x[r], weight, eps, y[r])
 
 
+@Kernel
+def _weigh_kernel(x: Floats, weight: Floats, eps: float, y: Floats, scale: Floats) -> None:
+    for r in numba.prange(x.shape[0]):
+        mean = dot(x[r], x[r]) / np.float32(x.shape[1])
+        scale[r] = np.float32(1) / np.sqrt(mean + np.float32(eps))
+        for k in range(x.shape[1]):
+            y[r, k] = x[r, k] * weight[k]
+
+
+def weighed(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """What a matrix reads of [n, H], and r [n] that multiplies what it makes of it."""
+    y, scale = torch.empty_like(x), x.new_empty(len(x))
+    _weigh_kernel(array(x), array(norm.weight), norm.eps, array(y), array(scale))
+    return y, scale
+
+
 def norm(x: Tensor, weight: Norm) -> Tensor:
     """[n, H] → [n, H]."""
     y = torch.empty_like(x)

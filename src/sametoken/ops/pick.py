@@ -39,10 +39,15 @@ def pick_logits(logits: Tensor, ask: Ask) -> Picked:
     """One row's logits [V] fp32 → the token."""
     wanted = ask.sampling
     token = _choose(_adjust(logits, ask), wanted, len(ask.past))
-    if wanted.logprobs is None:
-        return Picked(token)
+    return (
+        Picked(token) if wanted.logprobs is None else top_logprobs(logits, token, wanted.logprobs)
+    )
+
+
+def top_logprobs(logits: Tensor, token: int, count: int) -> Picked:
+    """One row's logits [V] as the model gave them, and its token → that with log-probabilities."""
     logprobs = torch.log_softmax(logits, dim=-1)
-    values, ids = (t[: wanted.logprobs].tolist() for t in _ranked(logprobs))
+    values, ids = (t[:count].tolist() for t in _ranked(logprobs))
     return Picked(token, float(logprobs[token]), tuple(zip(ids, values, strict=True)))
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numba
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sametoken.config import AttentionShape
 from sametoken.ops.attention import PAGE, KvLayer
-from sametoken.ops.compiled import Floats, Kernel, array
+from sametoken.ops.compiled import Floats, Indices, Kernel, array
 from sametoken.ops.norm_cpu import normalise
 from sametoken.ops.placement import place
 from sametoken.ops.qkv import HeadNorms, Rope
@@ -27,14 +25,14 @@ def _turn(x: Floats, cos: Floats, sin: Floats) -> None:
 @Kernel
 def _qkv_kernel(
     projection: Floats, q_norm: Floats, q_eps: float, k_norm: Floats, k_eps: float,
-    cos: Floats, sin: Floats, positions: NDArray[np.int32], pages: NDArray[np.int32],
+    cos: Floats, sin: Floats, spans: Indices, positions: Indices, pages: Indices,
     k_pool: Floats, v_pool: Floats, gated: bool, q: Floats, gate: Floats,
 ) -> None:  # fmt: skip
     heads, size, kv_heads = q.shape[1], q.shape[2], k_pool.shape[1]
     parts = 2 if gated else 1
     for r in numba.prange(projection.shape[0]):
         position = positions[r]
-        page, offset = pages[r, position // PAGE], position % PAGE
+        page, offset = pages[spans[r], position // PAGE], position % PAGE
         row = projection[r].reshape(-1, size)
         for h in range(heads):
             normalise(row[h * parts], q_norm, q_eps, q[r, h])
@@ -62,7 +60,7 @@ def qkv(
     gate = projection.new_empty(q.shape if shape.gated else (1, 1, 1))
     _qkv_kernel(
         array(projection), array(norms.q.weight), norms.q.eps, array(norms.k.weight), norms.k.eps,
-        array(rope.cos), array(rope.sin), array(placed.positions), array(placed.pages),
-        array(kv.k), array(kv.v), shape.gated, array(q), array(gate),
+        array(rope.cos), array(rope.sin), array(placed.span), array(placed.position),
+        array(placed.pages), array(kv.k), array(kv.v), shape.gated, array(q), array(gate),
     )  # fmt: skip
     return q, gate if shape.gated else None

@@ -11,7 +11,7 @@ from sametoken.config import AttentionShape
 from sametoken.ops.attention import PAGE, KvLayer
 from sametoken.ops.placement import place
 from sametoken.ops.qkv import HeadNorms, Rope
-from sametoken.ops.tiling import up2
+from sametoken.ops.tiling import early, ready, up2
 from sametoken.rows import Rows
 
 
@@ -43,20 +43,25 @@ def _turned(
 
 @triton.jit
 def _qkv_kernel(
-    projection, q_gain, k_gain, cos, sin, positions, pages,
+    projection, q_gain, k_gain, cos, sin, positions, spans, pages,
     q, gate, k_pool, v_pool,
-    width, table, size, half, q_heads, kv_heads, q_eps,
-    k_eps, gated: tl.constexpr, first: tl.constexpr, page: tl.constexpr, block: tl.constexpr,
+    width, table, size, half, q_heads, kv_heads, q_eps, k_eps,
+    gated: tl.constexpr, first: tl.constexpr, page: tl.constexpr, block: tl.constexpr,
+    pdl: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, block)
     inside = at < size
     dtype = q.dtype.element_ty
+    ready(pdl)
     position = tl.load(positions + row)
     own_cos, own_sin = cos + position * half, sin + position * half
     parts = 2 if gated else 1
     source = projection + row * width
-    place = tl.load(pages + row * table + position // page).to(tl.int64) * kv_heads
+    number = tl.load(pages + tl.load(spans + row) * table + position // page)
+    # Rows beyond a sequence's room, which nobody will read, have no page to be written to.
+    room = at < tl.where(number >= 0, size, 0)
+    place = number.to(tl.int64) * kv_heads
     if head < q_heads:
         own = source + head * parts * size
         value = _turned(own, q_gain, own_cos, own_sin, at, size, half, q_eps, first, dtype)
@@ -70,13 +75,13 @@ def _qkv_kernel(
         own = source + (q_heads * parts + kv) * size
         value = _turned(own, k_gain, own_cos, own_sin, at, size, half, k_eps, first, dtype)
         to = ((place + kv) * page + position % page) * size + at
-        tl.store(k_pool + to, value, mask=inside)
+        tl.store(k_pool + to, value, mask=room)
     else:
         kv = head - q_heads - kv_heads
         own = source + (q_heads * parts + kv_heads + kv) * size
         value = tl.load(own + at, mask=inside, other=0.0)
         to = ((place + kv) * page + position % page) * size + at
-        tl.store(v_pool + to, value, mask=inside)
+        tl.store(v_pool + to, value, mask=room)
 
 
 def qkv(
@@ -93,10 +98,10 @@ def qkv(
     gate = torch.empty_like(q) if shape.gated else None
     _qkv_kernel[(n, shape.q_heads + 2 * shape.kv_heads)](
         projection, norms.q.weight, norms.k.weight, rope.cos, rope.sin,
-        placed.positions, placed.pages, q, gate, kv.k, kv.v,
+        placed.position, placed.span, placed.pages, q, gate, kv.k, kv.v,
         projection.shape[1], placed.pages.shape[1], shape.head_dim, shape.rotary_dim // 2,
         shape.q_heads, shape.kv_heads, norms.q.eps, norms.k.eps,
         gated=shape.gated, first=norms.q.round_first, page=PAGE, block=up2(shape.head_dim),
-        num_warps=1,
+        num_warps=1, **early(q.device),
     )  # fmt: skip
     return q, gate

@@ -1,13 +1,14 @@
 """router: norm, expert choice and expert weights of one row.
 
-    h = norm(x)     p = softmax(W h)     chosen = the k largest p, ties to the lower expert
-                                         in ascending order of the experts' ids
-    weight_j = p_j / Σ_chosen p          shared = σ(w_s · h)
+    [l ; s] = [W ; w_s] · norm(x) = r · ([W ; w_s] · round(x ⊙ w))
+    p = softmax(l)                chosen = the k largest p, ties to the lower expert
+                                  in ascending order of the experts' ids
+    weight_j = p_j / Σ_chosen p   shared = σ(s)
 
-Shapes: x, h [H]; W [E, H] with w_s [1, H] stacked under it; chosen [k] int64 and weights [k];
+Shapes: x [H]; W [E, H] with w_s [1, H] stacked under it; chosen [k] int64 and weights [k];
 shared [1].
-Arithmetic: fp32 logits (no reduced-precision product) and softmax over all experts; the sum over
-the chosen runs in ascending id. Weights stay fp32; h is rounded to the row's dtype.
+Arithmetic: the norm as ops/norm tells; fp32 logits (no reduced-precision product) and softmax over
+all experts; the sum over the chosen runs in ascending id. Weights stay fp32.
 Why by id and not by rank: a kernel that owns a piece of the output and walks the distinct experts
 of a pass in ascending id meets every row's experts in that row's own order, whoever else is there.
 Promised: a row's bits depend on that row, the norm and the weights alone.
@@ -21,8 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.ops.linear import dot
-from sametoken.ops.norm import Norm, norm_row
+from sametoken.ops.linear import dot_normed
+from sametoken.ops.norm import Norm
 from sametoken.rows import alone
 
 
@@ -38,11 +39,16 @@ class RouterWeights:
 
 
 class Routing(NamedTuple):
-    """experts [n, k] int64 in ascending id, weights [n, k] fp32, shared [n, 1] fp32 or None."""
+    """experts [n, k] int64 in ascending id, weights [n, k] fp32, shared [n, 1] fp32 or None.
+
+    distinct [1 + …] int32: how many different experts the pass has, then their ids ascending; made
+    by backends whose kernels walk them, None elsewhere.
+    """
 
     experts: Tensor
     weights: Tensor
     shared: Tensor | None
+    distinct: Tensor | None = None
 
 
 def router_row(logits: Tensor, w: RouterWeights) -> tuple[Tensor, Tensor]:
@@ -56,12 +62,11 @@ def router_row(logits: Tensor, w: RouterWeights) -> tuple[Tensor, Tensor]:
     return chosen, weights
 
 
-def router(x: Tensor, w: RouterWeights) -> tuple[Tensor, Routing]:
-    """[n, H] → normed rows [n, H] and their routing."""
-    normed = [norm_row(row, w.norm) for row in alone(x)]
-    logits = [dot(w.gate, h) for h in normed]
+def router(x: Tensor, w: RouterWeights) -> Routing:
+    """[n, H] → the rows' routing."""
+    logits = [dot_normed(w.gate, row, w.norm) for row in alone(x)]
     experts, weights = zip(*(router_row(row[: w.experts], w) for row in logits), strict=True)
     shared = None
     if len(w.gate) > w.experts:
         shared = torch.stack([torch.sigmoid(row[w.experts :]) for row in logits])
-    return torch.stack(normed), Routing(torch.stack(experts), torch.stack(weights), shared)
+    return Routing(torch.stack(experts), torch.stack(weights), shared)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sametoken.ops.compiled import Floats, Kernel, array
 from sametoken.ops.linear_cpu import linear
-from sametoken.ops.norm_cpu import norm
 from sametoken.ops.router import RouterWeights, Routing
 
 
@@ -39,10 +38,9 @@ def _choose_kernel(
                 shares[r, j] = shares[r, j] / total
 
 
-def router(x: Tensor, w: RouterWeights) -> tuple[Tensor, Routing]:
-    """[n, H] → normed rows [n, H] and their routing."""
-    h = norm(x, w.norm)
-    logits = linear(h, w.gate)
+def router(x: Tensor, w: RouterWeights) -> Routing:
+    """[n, H] → the rows' routing."""
+    logits = linear(x, w.gate, norm=w.norm)
     ids = torch.empty((len(x), w.top_k), dtype=torch.int64)
     shares = torch.empty((len(x), w.top_k), dtype=torch.float32)
     _choose_kernel(array(logits), w.experts, w.renormalise, array(ids), array(shares))
@@ -50,4 +48,4 @@ def router(x: Tensor, w: RouterWeights) -> tuple[Tensor, Routing]:
     if logits.shape[1] > w.experts:
         # Row by row: a library's vector function may treat the tail of a tensor otherwise.
         shared = torch.stack([torch.sigmoid(row[w.experts :]) for row in logits.unbind()])
-    return h, Routing(ids, shares, shared)
+    return Routing(ids, shares, shared)
