@@ -10,7 +10,7 @@ import pytest
 from sametoken.cache import Cache
 from sametoken.drafters.ngram import NgramDrafter
 from sametoken.engine import Engine
-from sametoken.errors import RequestError
+from sametoken.errors import CheckpointError, RequestError
 from sametoken.lab.check import same_bits
 from sametoken.request import Options
 from sametoken.sampling import Sampling
@@ -143,6 +143,20 @@ def test_the_context_ends_an_answer_that_is_longer(engine: Engine) -> None:
         (done,) = Engine(model, small).generate([5, 6] * 8, options)
         assert len(done.tokens) == 4
         assert done.finish_reason == "length"
+
+
+def test_drafts_too_long_for_the_ring_are_refused(engine: Engine) -> None:
+    model = engine.model
+    with pytest.raises(CheckpointError, match="drafts of up to 30 needs 66 rows"):
+        Cache(
+            model.config,
+            slots=1,
+            context=20,
+            longest_draft=30,
+            with_mtp=True,
+            dtype=model.dtype,
+            device=model.device,
+        )
 
 
 def test_a_kept_sequence_is_handed_over_even_if_the_request_fails(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,12 +24,16 @@ from sametoken.stream import TextStream
 from sametoken.text import Tokenizer
 from sametoken.track import Track
 
+if TYPE_CHECKING:
+    from sametoken.rounds import Rounds
+
 
 class Engine:
     """Runs requests on one model. Not thread-safe: one caller drives the rounds.
 
     `drafter` and `draft_max` are what a request gets that does not name its own. Without a
-    `tokenizer` prompts must be token ids, and there is no text.
+    `tokenizer` prompts must be token ids, and there is no text. With `rounds`, sequences that only
+    decode stay on the device from round to round.
     """
 
     def __init__(
@@ -39,9 +44,11 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         drafter: Drafter | None = None,
         draft_max: int = 0,
+        rounds: Rounds | None = None,
     ) -> None:
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
         self.drafter, self.draft_max = drafter, draft_max
+        self._rounds = rounds
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
 
@@ -98,6 +105,7 @@ class Engine:
             if job.after is not None:
                 self.release(job.after)
         elif job in self._running:
+            self._land()
             self._running.remove(job)
             self.release(job.placed)
 
@@ -116,7 +124,12 @@ class Engine:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """Admit what fits, run one pass over every running sequence, and deliver its tokens."""
+        """Admit what fits, run one pass over every running sequence, and deliver its tokens.
+
+        On the device, tokens are delivered a round late.
+        """
+        if self._waiting:
+            self._land()
         self._admit()
         jobs = list(self._running)
         if not jobs:
@@ -125,6 +138,17 @@ class Engine:
                     "every place in the cache is held by kept sequences; release one of them."
                 )
             return
+        if self._rounds is not None and self._rounds.serves(jobs):
+            self._rounds.round(
+                jobs, [self._longest(job) if job.placed.drafter else 0 for job in jobs]
+            )
+        else:
+            self._land()
+            self._pass(jobs)
+        self._retire()
+
+    def _pass(self, jobs: Sequence[Job]) -> None:
+        """One round driven from the host."""
         drafts = self._draft(jobs)
         works = [work_for(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
         outcomes = step(self.model, self.cache, works)
@@ -133,7 +157,11 @@ class Engine:
             for job, work, draft, outcome in zip(jobs, works, drafts, outcomes, strict=True)
         ]
         _tell_drafters(seen)
-        self._retire()
+
+    def _land(self) -> None:
+        """Have the tracks say what the device knows."""
+        if self._rounds is not None:
+            self._rounds.land()
 
     def _admit(self) -> None:
         while self._waiting:

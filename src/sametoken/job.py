@@ -107,14 +107,20 @@ def work_for(job: Job, draft: Sequence[int]) -> Work:
 def deliver(
     job: Job, work: Work, draft: Sequence[int], outcome: Outcome, eos: Sequence[int]
 ) -> Seen:
-    """Compare, emit up to the end, and commit exactly what plain decoding would hold."""
+    """What a pass brought: compare, emit, commit; returns the rows that stay."""
     track, start = job.placed, work.span.start
     if not work.asks:
         track.computed, track.replay = start + work.span.certain, 0
         return Seen(track, start, outcome.hidden)
-    agreed = agreeing(draft, [p.token for p in outcome.picked])
+    take(job, draft, outcome.picked, eos)
+    return Seen(track, start, outcome.hidden[: track.computed - start])
+
+
+def take(job: Job, draft: Sequence[int], picked: Sequence[Picked], eos: Sequence[int]) -> None:
+    """Compare, emit up to the end, and commit exactly what plain decoding would hold."""
+    track = job.placed
+    agreed = agreeing(draft, [p.token for p in picked])
     job.stats.record(len(draft), agreed)
-    emitted = job.emit(outcome.picked[: agreed + 1], agreed, eos)
+    emitted = job.emit(picked[: agreed + 1], agreed, eos)
     track.ids += [p.token for p in emitted]
     track.computed, track.replay = len(track.ids) - 1, len(emitted) - 1
-    return Seen(track, start, outcome.hidden[: track.computed - start])

@@ -85,8 +85,12 @@ def build(
     context: int | None = None,
     slots: int = 8,
     backend: str | None = None,
+    graphs: bool = True,
 ) -> Engine:
-    """`load` for a checkpoint that is already open; without a tokenizer it speaks token ids."""
+    """`load` for a checkpoint that is already open; without a tokenizer it speaks token ids.
+
+    graphs: whether rounds on a GPU are captured once and replayed, which changes no bit.
+    """
     config = checkpoint.config
     positions = _context(context, config)
     backend = backend or default_backend(device, dtype)
@@ -98,7 +102,8 @@ def build(
     if tokenizer is not None:
         # Rows above the tokenizer's ids are padding: they have logits, but stand for nothing.
         weights = replace(weights, head=weights.head[: tokenizer.size])
-    rope = rope_table(config.attention, positions, device)
+    # A round on the device may place drafts beyond the last position that will be kept.
+    rope = rope_table(config.attention, positions + LONGEST_DRAFT + 1, device)
     model = Model(config, weights, load_ops(backend), rope, dtype, device)
     cache = Cache(
         config,
@@ -110,11 +115,20 @@ def build(
         device=device,
     )
     drafter = _drafter(draft, model, cache)
-    return Engine(model, cache, tokenizer=tokenizer, drafter=drafter, draft_max=draft_max)
+    rounds = None
+    if backend == "triton":
+        from sametoken.rounds import Rounds
+
+        rounds = Rounds(model, cache, graphs=graphs)
+    return Engine(
+        model, cache, tokenizer=tokenizer, drafter=drafter, draft_max=draft_max, rounds=rounds
+    )
 
 
 def default_backend(device: torch.device, dtype: torch.dtype) -> str:
-    """Compiled kernels on a CPU, which keep rows in float32; the reference elsewhere."""
+    """Triton's kernels on a GPU; compiled ones on a CPU, which keep rows in float32."""
+    if device.type == "cuda":
+        return "triton"
     return "cpu" if device.type == "cpu" and dtype == torch.float32 else "reference"
 
 
@@ -135,6 +149,10 @@ def _drafter(name: str | None, model: Model, cache: Cache) -> Drafter | None:
             "--draft mtp needs a checkpoint with an MTP head, and this one has none; "
             "use --draft ngram or --draft none."
         )
+    if model.ops.backend == "triton":
+        from sametoken.drafters.mtp_device import DeviceMtpDrafter
+
+        return DeviceMtpDrafter(model, head, cache)
     return MtpDrafter(model, head, cache)
 
 
