@@ -1,4 +1,4 @@
-"""mtp, in rounds on the device: the chain of drafts without the host."""
+"""mtp, in rounds on the device: the chain of drafts without the host, picked from a 4-bit head."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sametoken.cache import Cache
 from sametoken.drafters.mtp import MtpDrafter
+from sametoken.model import Model
 from sametoken.mtp import mtp_hidden
 from sametoken.ops.board_triton import Board, put
+from sametoken.ops.choose_triton import choose
+from sametoken.ops.draft_head_triton import can_pack, draft_logits, pack
 from sametoken.ops.pick_triton import pick_rows
 from sametoken.rows import Rows
 from sametoken.track import Track
+from sametoken.weights import MtpWeights
 
 
 class DeviceMtpDrafter(MtpDrafter):
     """Also drafts for all sequences of a board; m of their last true rows is what it carries."""
+
+    def __init__(self, model: Model, weights: MtpWeights, cache: Cache) -> None:
+        super().__init__(model, weights, cache)
+        head = model.weights.head
+        self._head = pack(head) if can_pack(head) else None
 
     def draft_on(self, board: Board) -> None:
         """Chain the head, each sequence for the board's whole length."""
@@ -53,5 +63,7 @@ class DeviceMtpDrafter(MtpDrafter):
         return mtp_hidden(self._model, self._weights, tokens, hidden, rows, self._cache)
 
     def _pick_on(self, board: Board, state: Tensor) -> Tensor:
-        head = self._model.weights.head
-        return pick_rows(state, head, board.settings, board.steps.span, board.ask, board.history)
+        own = board.settings, board.steps.span, board.ask, board.history
+        if self._head is None:
+            return pick_rows(state, self._model.weights.head, *own)
+        return choose(draft_logits(state, self._head), *own)
