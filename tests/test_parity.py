@@ -20,8 +20,8 @@ from tests.tiny import MODEL_TYPES, MtpOracle, load_reference, make_tiny, mtp_or
 
 # Relative error of a logits row, ‖ours − theirs‖ / ‖theirs‖. fp32: both sum some tens of products
 # per output in other orders through four layers; transformers' own two forms of the recurrence
-# differ by about as much.
-FP32_LOGITS = 2e-5
+# differ by about as much. Its sums follow the processor it runs on: 2.1e-5 is the most seen.
+FP32_LOGITS = 4e-5
 # bf16: how far our median row may be from fp32, in units of transformers' own distance. Both round
 # by 2^-9 at some dozen points a layer; single rows scatter widely where a router tie flips.
 BF16_RATIO = 1.5
