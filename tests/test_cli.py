@@ -128,6 +128,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], message
     assert "Traceback" not in done.stderr
 
 
+def test_tune_says_that_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = _run("tune")
+    assert done.returncode == 2
+    assert "tune needs a GPU, and PyTorch finds none" in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+
+
 def test_bench_ends_with_one_json_line() -> None:
     done = _run("bench", "--shape", "small", "-n", "6", "--repeats", "2", "--contexts", "7")
     assert done.returncode == 0, done.stderr

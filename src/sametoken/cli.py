@@ -7,9 +7,10 @@ import warnings
 from dataclasses import asdict
 from typing import Annotated
 
+import torch
 import typer
 
-from sametoken.checkpoint import open_checkpoint
+from sametoken.checkpoint import demo_path, open_checkpoint
 from sametoken.conversation import Conversation
 from sametoken.display import (
     err,
@@ -19,6 +20,7 @@ from sametoken.display import (
     print_inspection,
     print_json,
     print_summary,
+    print_tuned,
     print_verdict,
     report,
     show,
@@ -29,8 +31,8 @@ from sametoken.lab.bench import Plan, bench, bytes_needed, law_holds, read_bandw
 from sametoken.lab.check import check
 from sametoken.lab.inspection import inspect_checkpoint
 from sametoken.lab.machine import device_name, versions
-from sametoken.lab.synthetic import SHAPES, random_engine
-from sametoken.loading import DRAFTERS, LONGEST_DRAFT, load
+from sametoken.lab.synthetic import SHAPES, RandomCheckpoint, random_engine
+from sametoken.loading import DRAFTERS, LONGEST_DRAFT, dtype_named, load
 from sametoken.request import Options
 from sametoken.sampling import Sampling
 
@@ -244,6 +246,34 @@ def bench_command(
             "figures": [figure.as_json() for figure in figures],
         }
     )
+
+
+@app.command(name="tune")
+def tune_command(
+    model: ModelOption = None,
+    shape: Annotated[
+        str | None, typer.Option(help=f"A known shape instead of a model: {', '.join(SHAPES)}.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    jobs: Annotated[int, typer.Option(help="Processes that compile.")] = 4,
+) -> None:
+    """Find the fastest schedules on this GPU for a model's sizes; keep those that are exact."""
+    if not torch.cuda.is_available():
+        raise RequestError("tune needs a GPU, and PyTorch finds none; a CPU has nothing to tune.")
+    device, kind = torch.device("cuda"), dtype_named(dtype, "cuda", torch.bfloat16)
+    if shape is None:
+        config = open_checkpoint(demo_path() if model is None else model).config
+    else:
+        config = RandomCheckpoint(shape, kind, device).config
+    from sametoken.lab.tune import compile_all, save, tune
+
+    note("compiling every schedule; this takes minutes")
+    compile_all(config, kind, jobs)
+    found = []
+    for one in tune(config, device, kind):
+        found.append(one)
+        print_tuned(one.key, one.tried, one.admitted, one.first.seconds, one.best.seconds)
+    note(f"kept in {save(found, device)}")
 
 
 @app.command(name="inspect")

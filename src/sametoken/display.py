@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -126,6 +126,14 @@ def print_figure(f: Measured) -> None:
     times = f"{f.median * 1e3:9.2f} ms  ({f.least * 1e3:.2f} to {f.most * 1e3:.2f})"
     line = f"{f.context:>6}  {f.what:<14} {times}{speed}{share}{kept}"
     err.print(line, markup=False, soft_wrap=True)
+
+
+def print_tuned(
+    key: str, tried: int, admitted: int, first: Sequence[float], best: Sequence[float]
+) -> None:
+    """One entry of a table of schedules: seconds by width with the first and with the best."""
+    times = ", ".join(f"{a * 1e6:.1f} to {b * 1e6:.1f}" for a, b in zip(first, best, strict=True))
+    print(f"{key:<28} {admitted} of {tried} schedules exact  {times} µs")
 
 
 def _megabytes(count: int) -> str:

@@ -1,18 +1,22 @@
 """How each contract is run: block, step, warps and pipeline depth, by kernel and weight shape.
 
 A schedule never changes a bit: that is tested for every schedule of the table (tests/law). What
-was tuned on a device lies in `schedules/<device name>.json`; any other device takes the first
-schedule, which is always right.
+was tuned for a device ships in `schedules/<device name>.json`; what `sametoken tune` found on this
+machine lies in the user's cache and goes before it. Any other device takes the first schedule,
+which is always right.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+_SHIPPED = Path(__file__).with_name("schedules")
 
 
 class Schedule(NamedTuple):
@@ -66,13 +70,18 @@ def table(kind: str, index: int) -> dict[str, Schedule]:
     """What was tuned for a device; `sametoken tune` tries schedules by writing to it."""
     if kind != "cuda":
         return {}
-    found = path(torch.cuda.get_device_name(index))
+    name = torch.cuda.get_device_name(index)
+    return _stored(_SHIPPED / f"{name}.json") | _stored(own_path(name))
+
+
+def own_path(device_name: str) -> Path:
+    """Where the table lies that this machine tuned for a device."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "sametoken" / "schedules" / f"{device_name}.json"
+
+
+def _stored(found: Path) -> dict[str, Schedule]:
     if not found.is_file():
         return {}
     stored: dict[str, list[int]] = json.loads(found.read_text())["schedules"]
     return {name: Schedule(*values) for name, values in stored.items()}
-
-
-def path(device_name: str) -> Path:
-    """Where a device's table lies."""
-    return Path(__file__).with_name("schedules") / f"{device_name}.json"
